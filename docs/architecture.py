@@ -34,7 +34,9 @@ HEIGHT, HALF = 0.62, 3.4
 
 def floors() -> list[list[str]]:
     """The parts from the top down, as the contract in pyproject.toml has them."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
+        "contracts"
+    ]
     layers = next(contract["layers"] for contract in contracts if contract["name"] == "Floors")
     return [[part.strip().split(".")[1] for part in layer.split(":")] for layer in layers]
 
@@ -44,15 +46,20 @@ def imports() -> dict[str, set[str]]:
     graph, parts = grimp.build_graph("hf_paradraft"), {}
     for importer in graph.modules:
         for imported in graph.find_modules_directly_imported_by(importer):
-            above, below = (name.split(".")[1] if "." in name else "" for name in (importer, imported))
+            above, below = (
+                name.split(".")[1] if "." in name else "" for name in (importer, imported)
+            )
             if above and below and above != below:
                 parts.setdefault(above, set()).add(below)
     return parts
 
 
 def draw() -> Figure:
-    """Floors from the top down. An arrow is an import that no chain of others implies; the ground is everyone's."""
-    below, levels = imports(), {part: level for level, floor in enumerate(floors()) for part in floor}
+    """Floors from the top down. An arrow is an import that no chain of others implies; the ground
+    is everyone's.
+    """
+    below = imports()
+    levels = {part: level for level, floor in enumerate(floors()) for part in floor}
 
     def all_below(part: str) -> set[str]:
         return below.get(part, set()).union(*(all_below(other) for other in below.get(part, set())))
@@ -61,21 +68,43 @@ def draw() -> Figure:
     axes = figure.subplots()
     axes.axis("off")
     for level, floor in enumerate(floors()):
-        name, what = (floor[0], WHAT[floor[0]]) if len(floor) == 1 else ("", "used by all: " + " · ".join(floor))
+        name, what = (
+            (floor[0], WHAT[floor[0]])
+            if len(floor) == 1
+            else ("", "used by all: " + " · ".join(floor))
+        )
         axes.text(-HALF + 0.15, -level, name, va="center", fontsize=12, weight="bold")
         axes.text(
-            -HALF + 1.85 if name else 0, -level, what, va="center", ha="left" if name else "center", fontsize=10, color=GREY
+            -HALF + 1.85 if name else 0,
+            -level,
+            what,
+            va="center",
+            ha="left" if name else "center",
+            fontsize=10,
+            color=GREY,
         )
-        axes.add_patch(Rectangle((-HALF, -level - HEIGHT / 2), 2 * HALF, HEIGHT, fill=False, edgecolor=GREY))
+        axes.add_patch(
+            Rectangle((-HALF, -level - HEIGHT / 2), 2 * HALF, HEIGHT, fill=False, edgecolor=GREY)
+        )
     arrow = {"arrowstyle": "-|>", "color": BLUE, "shrinkA": 0, "shrinkB": 0}
     spans = set()
     for part, others in below.items():
-        direct = {other for other in others if not any(other in all_below(between) for between in others - {other})}
-        spans |= {(levels[other] - levels[part], levels[part]) for other in direct if levels[other] < len(floors()) - 1}
+        direct = {
+            other
+            for other in others
+            if not any(other in all_below(between) for between in others - {other})
+        }
+        spans |= {
+            (levels[other] - levels[part], levels[part])
+            for other in direct
+            if levels[other] < len(floors()) - 1
+        }
     assert all(span > 0 for span, _ in spans), "something imports what stands above it"
     for index, (span, level) in enumerate(sorted(spans)):
         if span == 1:
-            axes.annotate("", (0, HEIGHT / 2 - level - 1), (0, -HEIGHT / 2 - level), arrowprops=arrow)
+            axes.annotate(
+                "", (0, HEIGHT / 2 - level - 1), (0, -HEIGHT / 2 - level), arrowprops=arrow
+            )
         else:
             x = HALF + 0.2 * (1 + index - sum(other == 1 for other, _ in spans))
             axes.plot([HALF, x, x], [-level, -level, -level - span], color=BLUE, linewidth=1.2)

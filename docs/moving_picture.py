@@ -1,4 +1,6 @@
-"""The README's moving picture, from a real answer of the embedded family with and without its drafter: `make pictures`."""
+"""The README's moving picture, from a real answer of the embedded family with and without its
+drafter: `make pictures`.
+"""
 
 import json
 from html import escape
@@ -27,7 +29,9 @@ class Clock(BaseStreamer):
     def put(self, value: torch.Tensor) -> None:
         """New tokens; first the prompt's."""
         if self.seen_prompt:
-            self.tokens += [(perf_counter() - self.begun, token) for token in value.flatten().tolist()]
+            self.tokens += [
+                (perf_counter() - self.begun, token) for token in value.flatten().tolist()
+            ]
         self.seen_prompt = True
 
     def end(self) -> None:
@@ -38,10 +42,20 @@ def answer(target, tokenizer, ids: torch.LongTensor, drafter=None) -> list[Piece
     """The answer in pieces."""
     for _ in range(2):  # the first one warms up
         clock = Clock()
-        target.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, streamer=clock, assistant_model=drafter)
+        target.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            streamer=clock,
+            assistant_model=drafter,
+        )
     drafted = [False] * len(clock.tokens)
     if drafter is not None:
-        drafted = [token + 1 < len(one.emitted) for one in drafter.last_stats.trace for token in range(len(one.emitted))]
+        drafted = [
+            token + 1 < len(one.emitted)
+            for one in drafter.last_stats.trace
+            for token in range(len(one.emitted))
+        ]
     texts = [tokenizer.decode(token) for _, token in clock.tokens]
     return [
         (seconds, text, green)
@@ -58,11 +72,12 @@ def panel(pieces: list[Piece], top: float, title: str, total: float) -> str:
         for index, part in enumerate(text.split("\n")):
             column, line = (0, line + 1) if index else (column, line)
             if part:
-                place = f'x="{16 + CHARACTER * column:.1f}" y="{top + 48 + LINE * line}" fill="{GREEN if drafted else BLUE}"'
-                show = f'values="0;1;1" keyTimes="0;{seconds / total:.4f};1" calcMode="discrete" dur="{total:.2f}s"'
-                parts.append(
-                    f'<text {place}>{escape(part)}<animate attributeName="opacity" {show} repeatCount="indefinite"/></text>'
-                )
+                x, y = 16 + CHARACTER * column, top + 48 + LINE * line
+                place = f'x="{x:.1f}" y="{y}" fill="{GREEN if drafted else BLUE}"'
+                times = f'values="0;1;1" keyTimes="0;{seconds / total:.4f};1"'
+                show = f'{times} calcMode="discrete" dur="{total:.2f}s"'
+                shown = f'<animate attributeName="opacity" {show} repeatCount="indefinite"/>'
+                parts.append(f"<text {place}>{escape(part)}{shown}</text>")
                 column += len(part)
     return "\n".join(parts)
 
@@ -82,11 +97,16 @@ def main() -> None:
     total, lines = plain[-1][0] + PAUSE, "".join(text for _, text, _ in plain).count("\n") + 1
     height = 44 + LINE * lines
     size = f'width="{WIDTH}" height="{2 * height}"'
-    style = "text{font:13px monospace;white-space:pre}.title{font:bold 14px sans-serif;fill:#57606a}"
+    style = (
+        "text{font:13px monospace;white-space:pre}.title{font:bold 14px sans-serif;fill:#57606a}"
+    )
     speed = plain[-1][0] / fast[-1][0]
-    panels = panel(plain, 0, "generate", total) + panel(fast, height, f"with a drafter: {speed:.1f} times as fast", total)
+    panels = panel(plain, 0, "generate", total) + panel(
+        fast, height, f"with a drafter: {speed:.1f} times as fast", total
+    )
     background = '<rect width="100%" height="100%" rx="8" fill="#f6f8fa"/>'
-    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size}><style>{style}</style>{background}{panels}</svg>\n'
+    inside = f"<style>{style}</style>{background}{panels}"
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{inside}</svg>\n'
     (Path(__file__).parent / "demo.svg").write_text(svg)
     print(f"{speed:.2f} times as fast")
 

@@ -1,4 +1,6 @@
-"""The pictures of a round, and who worked when, from runs of the embedded family: `make pictures`."""
+"""The pictures of a round, and who worked when, from runs of the embedded family: `make
+pictures`.
+"""
 
 import sys
 from pathlib import Path
@@ -22,9 +24,9 @@ from spaces.pictures import draft_tree  # noqa: E402
 PROMPT = "Write as JSON:\nname: Mia\nage: 31\ncity: Oslo"
 UNSURE = "class "  # a text of which neither side knows much
 EDITED = (
-    "Write in Python:\n"
-    "get_over_5(points): Return the first of the points that is greater than 5, times 2, or None, with a loop.\n"
-    "keep_under_5(points): Return a list of the points that are less than 5, times 4, with a loop."
+    "Write in Python:\nget_over_5(points): Return the first of the points that is greater than 5, "
+    "times 2, or None, with a loop.\nkeep_under_5(points): Return a list of the points that are "
+    "less than 5, times 4, with a loop."
 )
 K, NODES = 6, 10
 LINES, COLUMNS = 14, 68  # of a page
@@ -48,7 +50,9 @@ def boxes(axes, row: float, texts: list[str], colours: list[str], first: int = 0
     """A line of boxes with texts."""
     for place, (text, colour) in enumerate(zip(texts, colours, strict=True), first):
         style = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": colour}
-        axes.text(place, row, text, ha="center", va="center", fontsize=10, bbox=style, parse_math=False)
+        axes.text(
+            place, row, text, ha="center", va="center", fontsize=10, bbox=style, parse_math=False
+        )
 
 
 def draft(drafter, tokenizer, known: torch.LongTensor) -> Figure:
@@ -68,7 +72,9 @@ def draft(drafter, tokenizer, known: torch.LongTensor) -> Figure:
         ]
         boxes(axes, 1.6 + 1.5 * rank, texts, [BLUE if rank == 0 else GREY] * K, first=2)
     for place in range(2, 2 + K):
-        axes.annotate("", (place, 1.05), (place, 0.4), arrowprops={"arrowstyle": "->", "color": GREY})
+        axes.annotate(
+            "", (place, 1.05), (place, 0.4), arrowprops={"arrowstyle": "->", "color": GREY}
+        )
     for row, text in ((0, "fed"), (1.6, "best guess"), (3.1, "second best")):
         axes.text(-1.9, row, text, va="center", fontsize=10)
     axes.set(xlim=(-2, K + 2.6), ylim=(-0.6, 3.9))
@@ -85,7 +91,12 @@ def verify(trace: RoundTrace, tokenizer) -> Figure:
     grid = [[2] * context + [2 if value else 0 for value in row] for row in sees]
     axes.imshow(grid, cmap=ListedColormap(["white", "white", GREEN]), vmin=0, vmax=2, aspect="auto")
     axes.set_xticks(
-        range(context + len(names)), ["…"] * context + names, rotation=70, parse_math=False, ha="right", rotation_mode="anchor"
+        range(context + len(names)),
+        ["…"] * context + names,
+        rotation=70,
+        parse_math=False,
+        ha="right",
+        rotation_mode="anchor",
     )
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_xticks([place - 0.5 for place in range(context + len(names) + 1)], minor=True)
@@ -107,7 +118,9 @@ def roll_back(trace: RoundTrace, tokenizer) -> Figure:
     boxes(axes, 1, ["…", "…", "last", *drafted], [BLUE] * 3 + colours)
     boxes(axes, 0, ["…", "…", "last", *accepted], [BLUE] * 3 + [GREEN] * len(accepted))
     for place, node in enumerate(trace.accepted):
-        axes.annotate("", (3 + place, 0.22), (3 + node, 0.78), arrowprops={"arrowstyle": "->", "color": GREEN})
+        axes.annotate(
+            "", (3 + place, 0.22), (3 + node, 0.78), arrowprops={"arrowstyle": "->", "color": GREEN}
+        )
     axes.text(-0.7, 1, "after the forward", ha="right", va="center", fontsize=10)
     axes.text(-0.7, 0, "after the round", ha="right", va="center", fontsize=10)
     axes.set(xlim=(-3.4, 3.4 + len(drafted)), ylim=(-0.4, 1.4))
@@ -115,7 +128,9 @@ def roll_back(trace: RoundTrace, tokenizer) -> Figure:
 
 
 def race(target, drafter, tokenizer, text: str) -> Figure:
-    """One draw in which the noise decides: what both sides think of the likeliest tokens, and when each token arrives."""
+    """One draw in which the noise decides: what both sides think of the likeliest tokens, and when
+    each token arrives.
+    """
     ids = tokenizer(text, return_tensors="pt").input_ids
     with torch.no_grad():
         p = target(ids).logits[0, -1].softmax(-1)
@@ -130,12 +145,17 @@ def race(target, drafter, tokenizer, text: str) -> Figure:
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     chances, arrivals = figure.subplots(1, 2, sharey=True)
     rows = torch.arange(len(tokens))
-    for offset, side, colour, name in ((0.2, q, ORANGE, "drafter, q"), (-0.2, p, BLUE, "target, p")):
+    for offset, side, colour, name in (
+        (0.2, q, ORANGE, "drafter, q"),
+        (-0.2, p, BLUE, "target, p"),
+    ):
         chances.barh(rows + offset, side[tokens], 0.38, color=colour, label=name)
         arrivals.scatter((waits / side)[tokens], rows + offset, color=colour, s=60, zorder=2)
     row = int((tokens == winner).nonzero())
     arrivals.axhspan(row - 0.45, row + 0.45, color=GREEN, alpha=0.25)
-    chances.set_yticks(rows, [shown(tokenizer, token) for token in tokens.tolist()], parse_math=False)
+    chances.set_yticks(
+        rows, [shown(tokenizer, token) for token in tokens.tolist()], parse_math=False
+    )
     chances.set(xlabel="chance of the next token")
     chances.legend(loc="lower right")
     arrivals.set(xscale="log", xlabel="arrives after E / chance: the first one wins, on both sides")
@@ -143,9 +163,13 @@ def race(target, drafter, tokenizer, text: str) -> Figure:
 
 
 def timeline(runs: dict[str, list[RoundTrace]]) -> Figure:
-    """When the target and the drafter worked, in the rounds of each run; above each, how much of its time either was idle."""
+    """When the target and the drafter worked, in the rounds of each run; above each, how much of
+    its time either was idle.
+    """
     figure = Figure(figsize=(9, 1.5 * len(runs) + 0.5), layout="constrained")
-    for axes, (name, rounds) in zip(figure.subplots(len(runs), sharex=True), runs.items(), strict=True):
+    for axes, (name, rounds) in zip(
+        figure.subplots(len(runs), sharex=True), runs.items(), strict=True
+    ):
         begun, target, drafter = 0.0, [], []
         for one in rounds:
             behind = begun + one.verify_seconds
@@ -156,13 +180,22 @@ def timeline(runs: dict[str, list[RoundTrace]]) -> Figure:
                 drafter.append((begun, one.draft_seconds))
                 target.append((begun + one.draft_seconds, one.verify_seconds))
             begun += one.total_seconds
-        idle = {who: 1 - sum(length for _, length in bars) / begun for who, bars in (("target", target), ("drafter", drafter))}
+        idle = {
+            who: 1 - sum(length for _, length in bars) / begun
+            for who, bars in (("target", target), ("drafter", drafter))
+        }
         tokens = sum(len(one.emitted) for one in rounds)
         for row, (bars, colour) in enumerate(((drafter, ORANGE), (target, BLUE))):
-            axes.broken_barh([(1000 * start, 1000 * length) for start, length in bars], (row - 0.4, 0.8), color=colour)
+            axes.broken_barh(
+                [(1000 * start, 1000 * length) for start, length in bars],
+                (row - 0.4, 0.8),
+                color=colour,
+            )
         axes.set_yticks([0, 1], ["drafter", "target"])
         shares = ", ".join(f"{who} {100 * share:.0f} % idle" for who, share in idle.items())
-        axes.set_title(f"{name}: {tokens} tokens in {1000 * begun:.0f} ms; {shares}", fontsize=10, loc="left")
+        axes.set_title(
+            f"{name}: {tokens} tokens in {1000 * begun:.0f} ms; {shares}", fontsize=10, loc="left"
+        )
     axes.set_xlabel("milliseconds")
     return figure
 
@@ -176,15 +209,33 @@ def page(axes, tokenizer, tokens: list[int], copied: list[bool], title: str) -> 
         for index, part in enumerate(tokenizer.decode(token, skip_special_tokens=True).split("\n")):
             column, line = (0, line + 1) if index else (column, line)
             if part and is_copy:
-                axes.axvspan(column, column + len(part), 1 - (line + 1) / LINES, 1 - line / LINES, color=GREEN, alpha=0.35, lw=0)
+                axes.axvspan(
+                    column,
+                    column + len(part),
+                    1 - (line + 1) / LINES,
+                    1 - line / LINES,
+                    color=GREEN,
+                    alpha=0.35,
+                    lw=0,
+                )
             for character in part:
-                axes.text(column + 0.5, LINES - line - 0.5, character, family="monospace", fontsize=8, ha="center", va="center")
+                axes.text(
+                    column + 0.5,
+                    LINES - line - 0.5,
+                    character,
+                    family="monospace",
+                    fontsize=8,
+                    ha="center",
+                    va="center",
+                )
                 column += 1
     axes.set(xlim=(0, COLUMNS), ylim=(0, LINES))
 
 
 def copies(target, tokenizer) -> Figure:
-    """An answer that is known, and one to nearly the same question: what was copied, and the target's own tokens between."""
+    """An answer that is known, and one to nearly the same question: what was copied, and the
+    target's own tokens between.
+    """
 
     def answered(question: str, copier: NgramDrafter | None) -> list[int]:
         ids = encode_question(tokenizer, question)
@@ -194,23 +245,41 @@ def copies(target, tokenizer) -> Figure:
     known = answered(EDITED, None)
     memory = Memory()
     memory.add(known)
-    copier = NgramDrafter(speculation_config=SpeculationConfig(16, None, trace=True, never_slower=False), memory=memory)
+    copier = NgramDrafter(
+        speculation_config=SpeculationConfig(16, None, trace=True, never_slower=False),
+        memory=memory,
+    )
     answer = answered(EDITED.replace("points", "prices").replace("5", "7"), copier)
-    copied = [place + 1 < len(one.emitted) for one in copier.last_stats.trace for place in range(len(one.emitted))]
+    copied = [
+        place + 1 < len(one.emitted)
+        for one in copier.last_stats.trace
+        for place in range(len(one.emitted))
+    ]
     figure = Figure(figsize=(12, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     page(left, tokenizer, known, [False] * len(known), "in the memory")
     rounds = copier.last_stats.num_rounds
-    page(right, tokenizer, answer, copied, f"written: {len(answer)} tokens in {rounds} rounds, {sum(copied)} of them copied")
+    page(
+        right,
+        tokenizer,
+        answer,
+        copied,
+        f"written: {len(answer)} tokens in {rounds} rounds, {sum(copied)} of them copied",
+    )
     return figure
 
 
 def lanes(target, drafter, ids: torch.LongTensor) -> dict[str, list[RoundTrace]]:
     """Rounds one after the other and at once, a core each."""
     runs = {}
-    for name, overlap in (("one after the other, on one core", False), ("at once, a core each", True)):
+    for name, overlap in (
+        ("one after the other, on one core", False),
+        ("at once, a core each", True),
+    ):
         torch.set_num_threads(2 if overlap else 1)
-        drafter.speculation_config = SpeculationConfig(8, None, overlap=overlap, trace=True, never_slower=False)
+        drafter.speculation_config = SpeculationConfig(
+            8, None, overlap=overlap, trace=True, never_slower=False
+        )
         for _ in range(2):  # the first one warms up
             target.generate(ids, assistant_model=drafter, do_sample=False, max_new_tokens=60)
         runs[name] = drafter.last_stats.trace[1:13]

@@ -27,7 +27,11 @@ def running_space(**environment: str) -> Iterator[tuple[str, int]]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONPATH": str(ROOT),
     }
-    process = subprocess.Popen([sys.executable, "app.py"], cwd=ROOT / "spaces", env={**os.environ, **settings, **environment})
+    process = subprocess.Popen(
+        [sys.executable, "app.py"],
+        cwd=ROOT / "spaces",
+        env={**os.environ, **settings, **environment},
+    )
     try:
         url, patience = f"http://127.0.0.1:{port}", time.monotonic() + 180
         while True:
@@ -48,7 +52,11 @@ def browser():
     """Debian's chromium, without a window."""
     from playwright.sync_api import sync_playwright
 
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    path = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if path is None:
         raise FileNotFoundError("no chromium on this machine: apt-get install chromium")
     with sync_playwright() as playwright:
@@ -58,7 +66,9 @@ def browser():
 
 
 def use(page, url: str, prompt: str | None = None) -> str:
-    """Open the Space in `page`, type a prompt (or take the one that is there), run it, and give its verdict."""
+    """Open the Space in `page`, type a prompt (or take the one that is there), run it, and give its
+    verdict.
+    """
     page.goto(url)
     run = page.get_by_role("button", name="Run", exact=True)
     run.wait_for()

@@ -1,7 +1,9 @@
-"""Edit a source file with drafts that are copied from it: what does not change costs next to nothing.
+"""Edit a source file with drafts that are copied from it: what does not change costs next to
+nothing.
 
-python examples/edit_file.py                     # the embedded family, and a file that it knows how to write
-python examples/edit_file.py Qwen/Qwen2.5-Coder-7B-Instruct shop.py "Rename the argument prices to costs." > shop-new.py
+python examples/edit_file.py                     # the embedded family, and a file that it knows how
+to write python examples/edit_file.py Qwen/Qwen2.5-Coder-7B-Instruct shop.py "Rename the argument
+prices to costs." > shop-new.py
 """
 
 import sys
@@ -24,7 +26,8 @@ SOURCE = '''def get_over_5(points):
 '''
 # The family writes functions by their descriptions, and knows no other way to edit one.
 WISH = (
-    "Write in Python:\nget_over_7(points): Return the first of the points that is greater than 7, times 3, or None, with a loop."
+    "Write in Python:\nget_over_7(points): Return the first of the points that is greater than 7, "
+    "times 3, or None, with a loop."
 )
 
 
@@ -37,14 +40,21 @@ def main(target_name: str, source: str, question: str) -> None:
     memory.add(tokenizer(source, add_special_tokens=False)["input_ids"])
     copier = NgramDrafter(memory=memory)
     inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     ).to(target.device)
     for name, drafter in (("plain", None), ("copied", copier)):
         begun = perf_counter()
-        out = target.generate(**inputs, do_sample=False, max_new_tokens=len(source) + 64, assistant_model=drafter)
+        out = target.generate(
+            **inputs, do_sample=False, max_new_tokens=len(source) + 64, assistant_model=drafter
+        )
         print(f"{name}: {perf_counter() - begun:.2f} s", file=sys.stderr)
     text = tokenizer.decode(out[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-    lines = unified_diff(source.splitlines(), text.splitlines(), "before", "after", lineterm="", n=0)
+    lines = unified_diff(
+        source.splitlines(), text.splitlines(), "before", "after", lineterm="", n=0
+    )
     print("\n".join(lines), copier.last_stats, sep="\n\n", file=sys.stderr)
     print(text)
 

@@ -13,7 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paradraft import AutoDrafter
 from hf_paradraft.demo import FAMILY
 
-QUESTION = "1. Write 6 euros and 70 cents in cents.\n2. The exam is 2 days after 31 July. Which date is the exam?"
+QUESTION = (
+    "1. Write 6 euros and 70 cents in cents.\n2. The exam is 2 days after 31 July. Which date is "
+    "the exam?"
+)
 EMBEDDED = [str(FAMILY / "target"), str(FAMILY / "pard"), QUESTION]
 
 
@@ -24,7 +27,10 @@ def main(target_name: str, drafter_name: str, question: str) -> None:
     target = AutoModelForCausalLM.from_pretrained(target_name, dtype=dtype)
     drafter = AutoDrafter.from_pretrained(drafter_name, dtype=dtype)
     inputs = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+        [{"role": "user", "content": question}],
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
     ).to(target.device)
     for name, options in (("plain", {}), ("drafted", {"assistant_model": drafter})):
         begun = perf_counter()

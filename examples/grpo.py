@@ -1,9 +1,9 @@
 """GRPO whose rollouts draft, with TRL: the same completions, rewards and losses as without, sooner.
 
-pip install 'hf-paradraft[rl]'
-python examples/grpo.py                                  # the embedded family learns longer word problems, two steps
-python examples/grpo.py --steps 200 --drafter follow     # plain, frozen or follow
-python examples/grpo.py --steps 200 --full               # all weights instead of LoRA
+pip install 'hf-paradraft[rl]' python examples/grpo.py                                  # the
+embedded family learns longer word problems, two steps python examples/grpo.py --steps 200 --drafter
+follow     # plain, frozen or follow python examples/grpo.py --steps 200 --full               # all
+weights instead of LoRA
 """
 
 import logging
@@ -22,7 +22,8 @@ from trl import GRPOConfig, GRPOTrainer
 from hf_paradraft import AutoDrafter, FollowTarget, set_drafter
 from hf_paradraft.demo import FAMILY
 
-NAMES, GOODS = "Mia Tom Ana Ben Eva Leo Zoe Max".split(), "apples books coins pens stamps shells".split()
+NAMES = "Mia Tom Ana Ben Eva Leo Zoe Max".split()
+GOODS = "apples books coins pens stamps shells".split()
 
 
 @dataclass
@@ -58,10 +59,15 @@ def problems(count: int, seed: int) -> Dataset:
         story = [f"{name} has {total} {goods} in a box."]
         for _ in range(luck.randint(4, 5)):
             change = luck.randint(1, 9) * luck.choice((1, -1))
-            story.append(f"Then {name} {'buys' if change > 0 else 'loses'} {abs(change)}{' more' * (change > 0)} {goods}.")
+            story.append(
+                f"Then {name} {'buys' if change > 0 else 'loses'} "
+                f"{abs(change)}{' more' * (change > 0)} {goods}."
+            )
             total += change
         prompt = " ".join([*story, f"How many {goods} are left?"])
-        rows.append({"prompt": [{"role": "user", "content": prompt}], "answer": f"Answer: {total} {goods}"})
+        rows.append(
+            {"prompt": [{"role": "user", "content": prompt}], "answer": f"Answer: {total} {goods}"}
+        )
     return Dataset.from_list(rows)
 
 
@@ -71,9 +77,15 @@ def reward(completions: list, answer: list[str], **_: object) -> list[float]:
     for completion, wanted in zip(completions, answer, strict=True):
         lines = completion[0]["content"].strip().splitlines() or [""]
         sums = [line.rpartition(": ")[2].rstrip(".").split() for line in lines]
-        sums = [words for words in sums if len(words) == 5 and words[3] == "=" and all(words[i].isdigit() for i in (0, 2, 4))]
+        sums = [
+            words
+            for words in sums
+            if len(words) == 5 and words[3] == "=" and all(words[i].isdigit() for i in (0, 2, 4))
+        ]
         right = [int(w[4]) == int(w[0]) + int(w[2]) * (1 if w[1] == "+" else -1) for w in sums]
-        rewards.append(float(lines[-1].strip() == wanted) + 0.2 * (sum(right) / len(right) if right else 0))
+        rewards.append(
+            float(lines[-1].strip() == wanted) + 0.2 * (sum(right) / len(right) if right else 0)
+        )
     return rewards
 
 
@@ -90,16 +102,21 @@ class Watch(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         """Note what the last call's statistics say."""
-        self.rounds.append(self.drafter.last_stats.mean_emitted if self.drafter is not None else 1.0)
+        self.rounds.append(
+            self.drafter.last_stats.mean_emitted if self.drafter is not None else 1.0
+        )
 
 
 def run(options: Options, *more: TrainerCallback) -> tuple[GRPOTrainer, Watch, FollowTarget | None]:
     """Train; the trainer's log has reward, loss and seconds of every step."""
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
-    target = AutoModelForCausalLM.from_pretrained(
-        FAMILY / "target", dtype=torch.float32
-    )  # where texts are equal, token for token
-    drafter = None if options.drafter == "plain" else AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32)
+    # where texts are equal, token for token
+    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
+    drafter = (
+        None
+        if options.drafter == "plain"
+        else AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32)
+    )
     watch, follow = Watch(drafter), None
     callbacks: list[TrainerCallback] = [watch]
     if options.drafter == "follow":
@@ -123,7 +140,11 @@ def run(options: Options, *more: TrainerCallback) -> tuple[GRPOTrainer, Watch, F
         disable_tqdm=options.steps < 5,
         seed=options.seed,
     )
-    lora = None if options.full else LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    lora = (
+        None
+        if options.full
+        else LoraConfig(r=16, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
     trainer = GRPOTrainer(
         model=target,
         reward_funcs=[reward, brevity],
@@ -143,6 +164,12 @@ if __name__ == "__main__":
     (options,) = HfArgumentParser(Options).parse_args_into_dataclasses()
     trainer, watch, follow = run(options)
     for line, rounds in zip(trainer.state.log_history, watch.rounds, strict=False):
-        print(f"reward {line['reward']:.3f}   loss {line['loss']:+.4f}   {line['step_time']:.1f} s   {rounds:.2f} tokens a round")
+        print(
+            f"reward {line['reward']:.3f}   loss {line['loss']:+.4f}   {line['step_time']:.1f} s   "
+            f"{rounds:.2f} tokens a round"
+        )
     if follow is not None:
-        print(f"{sum(lesson.kept for lesson in follow.lessons)} of {len(follow.lessons)} lessons taught the drafter something.")
+        print(
+            f"{sum(lesson.kept for lesson in follow.lessons)} of {len(follow.lessons)} lessons "
+            "taught the drafter something."
+        )

@@ -1,8 +1,8 @@
 """lm-evaluation-harness with a drafter that is set: the same answers and the same results, sooner.
 
-pip install 'hf-paradraft[eval]'
-python examples/lm_eval.py                                   # the embedded family, eight word problems
-python examples/lm_eval.py Qwen/Qwen2.5-7B-Instruct amd/PARD-Qwen2.5-0.5B ifeval 100
+pip install 'hf-paradraft[eval]' python examples/lm_eval.py                                   # the
+embedded family, eight word problems python examples/lm_eval.py Qwen/Qwen2.5-7B-Instruct
+amd/PARD-Qwen2.5-0.5B ifeval 100
 """
 
 import json
@@ -18,21 +18,31 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_paradraft import AutoDrafter, set_drafter
 from hf_paradraft.demo import FAMILY
 
-STORY = "{0} has {2} {1} in a box. Then {0} buys {3} more {1}. Then {0} loses {4} {1}. Then {0} finds {5} {1}. Count the {1}."
+STORY = (
+    "{0} has {2} {1} in a box. Then {0} buys {3} more {1}. Then {0} loses {4} {1}. Then {0} finds "
+    "{5} {1}. Count the {1}."
+)
 PROBLEMS = [
     (STORY.format(name, goods, *numbers), numbers[0] + numbers[1] - numbers[2] + numbers[3], goods)
     for name, goods, numbers in zip(
-        "Mia Tom Ana Ben Eva Leo Zoe Max".split(), "books coins pens stamps shells cards keys eggs".split(),
-        ((12, 8, 3, 5), (31, 5, 9, 2), (17, 9, 4, 6), (44, 3, 8, 7), (25, 7, 2, 9), (18, 6, 5, 3), (60, 4, 7, 8), (29, 2, 6, 4)),
+        "Mia Tom Ana Ben Eva Leo Zoe "
+        "Max".split(), "books coins pens stamps shells cards keys eggs".split(),
+        ((12, 8, 3, 5), (31, 5, 9, 2), (17, 9, 4, 6), (44, 3, 8, 7), (25, 7, 2, 9), (18, 6, 5, 3),
+        (60, 4, 7, 8), (29, 2, 6, 4)),
         strict=True,
     )
 ]  # fmt: skip
 
 
 def word_problems() -> dict:
-    """Describe a task of this file's own, whose answers have to end as they should; any that the harness has works as well."""
+    """Describe a task of this file's own, whose answers have to end as they should; any that the
+    harness has works as well.
+    """
     file = Path(mkdtemp()) / "problems.jsonl"
-    rows = [{"prompt": prompt, "answer": f"Answer: {total} {goods}"} for prompt, total, goods in PROBLEMS]
+    rows = [
+        {"prompt": prompt, "answer": f"Answer: {total} {goods}"}
+        for prompt, total, goods in PROBLEMS
+    ]
     file.write_text("\n".join(map(json.dumps, rows)))
     return {
         "task": "word_problems",
@@ -56,8 +66,11 @@ def main(target_name: str, drafter_name: str, task: str | dict, limit: str | Non
     from lm_eval.models.huggingface import HFLM
 
     tokenizer = AutoTokenizer.from_pretrained(target_name, padding_side="left")
-    dtype = "auto" if torch.cuda.is_available() else torch.float32  # where texts are equal, token for token
-    target = AutoModelForCausalLM.from_pretrained(target_name, dtype=dtype, device_map="auto" if dtype == "auto" else None)
+    # where texts are equal, token for token
+    dtype = "auto" if torch.cuda.is_available() else torch.float32
+    target = AutoModelForCausalLM.from_pretrained(
+        target_name, dtype=dtype, device_map="auto" if dtype == "auto" else None
+    )
     drafter = AutoDrafter.from_pretrained(drafter_name, dtype=dtype)
     model = HFLM(pretrained=target, tokenizer=tokenizer, batch_size=4, device=str(target.device))
     answers = []
@@ -65,13 +78,25 @@ def main(target_name: str, drafter_name: str, task: str | dict, limit: str | Non
         begun = perf_counter()
         with set_drafter(target, used):  # every call of generate inside
             results = simple_evaluate(
-                model, tasks=[task], limit=None if limit is None else int(limit), apply_chat_template=True, bootstrap_iters=0
+                model,
+                tasks=[task],
+                limit=None if limit is None else int(limit),
+                apply_chat_template=True,
+                bootstrap_iters=0,
             )
         (task_name,) = results["results"]
         answers.append([row["resps"] for row in results["samples"][task_name]])
-        numbers = {key: float(value) for key, value in results["results"][task_name].items() if isinstance(value, float)}
+        numbers = {
+            key: float(value)
+            for key, value in results["results"][task_name].items()
+            if isinstance(value, float)
+        }
         print(f"{name}, {perf_counter() - begun:.1f} s: {numbers}")
-    print("The same answers." if answers[0] == answers[1] else "Other answers: a dtype coarser than fp32 rounds near ties apart.")
+    print(
+        "The same answers."
+        if answers[0] == answers[1]
+        else "Other answers: a dtype coarser than fp32 rounds near ties apart."
+    )
     print(drafter.last_stats)
 
 

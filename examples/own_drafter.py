@@ -18,7 +18,8 @@ class Known(Drafter, Drafting):
     """
 
     def __init__(self, text: torch.LongTensor):
-        self.text, self.speculation_config = text, SpeculationConfig(num_draft_tokens=8, tree_size=None)
+        self.text = text
+        self.speculation_config = SpeculationConfig(num_draft_tokens=8, tree_size=None)
 
     def start_drafting(self, target, max_length: int) -> Drafting:
         """Itself: it has no state."""
@@ -40,7 +41,9 @@ def main() -> None:
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
     chat = [{"role": "user", "content": "1. Write 6 euros and 70 cents in cents."}]
-    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    inputs = tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     plain = target.generate(**inputs, do_sample=False, max_new_tokens=48)
     drafter = Known(plain[0])
     out = target.generate(**inputs, do_sample=False, max_new_tokens=48, assistant_model=drafter)

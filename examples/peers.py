@@ -1,12 +1,14 @@
-"""Others who make `generate` faster on transformers, beside this library: the same target, drafter, prompts and process.
+"""Others who make `generate` faster on transformers, beside this library: the same target, drafter,
+prompts and process.
 
-pip install 'transformers==5.23.0' economize==0.3.2 flashspec==0.3.1      # beside hf-paradraft, in an environment of their own
-python examples/peers.py                                 # the embedded family, two prompts of each of six kinds
-python examples/peers.py --target DIR --draft DIR --prompts prompts.jsonl --dtype bfloat16
+pip install 'transformers==5.23.0' economize==0.3.2 flashspec==0.3.1      # beside hf-paradraft, in
+an environment of their own python examples/peers.py                                 # the embedded
+family, two prompts of each of six kinds python examples/peers.py --target DIR --draft DIR --prompts
+prompts.jsonl --dtype bfloat16
 
-Fair means here: every library with the settings that it begins with, and economize with the confidence at which transformers
-ends a draft (0.4) and cycles of 4 and 12, of which the better one counts; batch 1, greedy, one thread; each prompt by all in
-turn, after one that warms them up.
+Fair means here: every library with the settings that it begins with, and economize with the
+confidence at which transformers ends a draft (0.4) and cycles of 4 and 12, of which the better one
+counts; batch 1, greedy, one thread; each prompt by all in turn, after one that warms them up.
 """
 
 import itertools
@@ -65,7 +67,9 @@ def ways(options: Options) -> dict:
     def by_economize(config, cycle: int, confidence: float | None = None):
         model = economize.apply(load(options.target), config)
         decoding = economize.DecodeConfig(cycle_length=cycle, min_confidence=confidence)
-        return lambda ids: model.generate(ids, **common, decoding=decoding)[0, ids.shape[1] :].tolist()
+        return lambda ids: model.generate(ids, **common, decoding=decoding)[
+            0, ids.shape[1] :
+        ].tolist()
 
     engine = SpeculativeEngine(
         FlashSpecConfig(device="cpu", sampling=SamplingConfig(temperature=0.0)),
@@ -86,9 +90,13 @@ def ways(options: Options) -> dict:
         "economize, small model, cycles of 12": by_economize(draft, 12, 0.4),
         "economize, lookup": by_economize(LookupConfig(), 10),
         "flashspec, small model": by_flashspec,
-        "hf_paradraft, small model": by_generate(target, assistant_model=AutoregressiveDrafter(small)),
+        "hf_paradraft, small model": by_generate(
+            target, assistant_model=AutoregressiveDrafter(small)
+        ),
         "hf_paradraft, n-grams": by_generate(target, assistant_model=NgramDrafter()),
-        "hf_paradraft, taught": by_generate(target, assistant_model=AutoDrafter.from_pretrained(options.taught, dtype=dtype)),
+        "hf_paradraft, taught": by_generate(
+            target, assistant_model=AutoDrafter.from_pretrained(options.taught, dtype=dtype)
+        ),
     }
 
 
@@ -97,9 +105,15 @@ def questions(file: str | None) -> list:
     path = Path(file) if file else FAMILY.parent / "questions.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     if file:
-        return [[turn for turn in row["messages"] if turn["role"] != "assistant"][:1] for row in rows]
+        return [
+            [turn for turn in row["messages"] if turn["role"] != "assistant"][:1] for row in rows
+        ]
     kinds = itertools.groupby(rows, key=lambda row: row["category"])
-    return [[{"role": "user", "content": row["turns"][0]}] for _, kind in kinds for row in list(kind)[:2]]
+    return [
+        [{"role": "user", "content": row["turns"][0]}]
+        for _, kind in kinds
+        for row in list(kind)[:2]
+    ]
 
 
 def main(options: Options) -> None:
@@ -109,9 +123,9 @@ def main(options: Options) -> None:
     seconds, same = {name: [] for name in used}, dict.fromkeys(used, 0)
     prompts = questions(options.prompts)
     for number, messages in enumerate([prompts[0], *prompts]):
-        ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)[
-            "input_ids"
-        ]
+        ids = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )["input_ids"]
         texts = {}
         for name, generate in used.items():
             begun = time.perf_counter()
@@ -123,7 +137,10 @@ def main(options: Options) -> None:
         ratios = sorted(plain / own for plain, own in zip(seconds["plain"], taken, strict=True))
         quartiles = f"{ratios[len(ratios) // 4]:.2f}–{ratios[3 * len(ratios) // 4]:.2f}"
         whole = sum(seconds["plain"]) / sum(taken)
-        print(f"{name:38} {whole:.2f} in all, median {median(ratios):.2f} ({quartiles}), equal {same[name]} of {len(taken)}")
+        print(
+            f"{name:38} {whole:.2f} in all, median {median(ratios):.2f} ({quartiles}), equal "
+            f"{same[name]} of {len(taken)}"
+        )
 
 
 if __name__ == "__main__":

@@ -9,7 +9,10 @@ import sys
 
 from openai import OpenAI
 
-QUESTION = "1. Write 6 euros and 70 cents in cents.\n2. The exam is 2 days after 31 July. Which date is the exam?"
+QUESTION = (
+    "1. Write 6 euros and 70 cents in cents.\n2. The exam is 2 days after 31 July. Which date is "
+    "the exam?"
+)
 
 
 def main(address: str, question: str) -> None:
@@ -28,7 +31,9 @@ def main(address: str, question: str) -> None:
         for choice in chunk.choices:
             print(choice.delta.content or "", end="", flush=True)
         if chunk.usage is not None:
-            print(f"\n{chunk.usage.completion_tokens} tokens: {chunk.usage.completion_tokens_details}")
+            print(
+                f"\n{chunk.usage.completion_tokens} tokens: {chunk.usage.completion_tokens_details}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Train a drafter for a model that has none: one layer on the model's own embedding and head (ParallelSpec).
+"""Train a drafter for a model that has none: one layer on the model's own embedding and head
+(ParallelSpec).
 
 python examples/train.py                          # the embedded family's target, a few steps
 python examples/train.py my-model answers.jsonl my-drafter 2000
@@ -18,7 +19,10 @@ from hf_paradraft.training.run import train
 def some_rows(folder: Path) -> Path:
     """Texts to try it with; better are answers of the target itself (`paradraft regenerate`)."""
     file = folder / "rows.jsonl"
-    chat = [{"role": "user", "content": "Write 3 euros in cents."}, {"role": "assistant", "content": "300 cents"}]
+    chat = [
+        {"role": "user", "content": "Write 3 euros in cents."},
+        {"role": "assistant", "content": "300 cents"},
+    ]
     file.write_text(f"{json.dumps({'messages': chat})}\n" * 16)
     return file
 
@@ -28,11 +32,18 @@ def main(target: str, rows: str, output_dir: str, steps: str) -> None:
     options = {"max_steps": int(steps), "per_device_train_batch_size": 4, "learning_rate": 1e-3}
     train(ParallelSpecTraining, target=target, train_file=rows, output_dir=output_dir, **options)
     drafter = AutoDrafter.from_pretrained(output_dir)
-    print(f"{type(drafter).__name__} in {output_dir}: target.generate(..., assistant_model=drafter)")
+    print(
+        f"{type(drafter).__name__} in {output_dir}: target.generate(..., assistant_model=drafter)"
+    )
 
 
 if __name__ == "__main__":
     if "--help" in sys.argv:
         sys.exit(print(__doc__))
     folder = Path(mkdtemp())
-    main(*(sys.argv[1:] or (str(FAMILY / "target"), str(some_rows(folder)), str(folder / "drafter"), "3")))
+    main(
+        *(
+            sys.argv[1:]
+            or (str(FAMILY / "target"), str(some_rows(folder)), str(folder / "drafter"), "3")
+        )
+    )

@@ -1,4 +1,5 @@
-"""Parallel drafters for Hugging Face Transformers: the same output from `model.generate`, several times faster.
+"""Parallel drafters for Hugging Face Transformers: the same output from `model.generate`, several
+times faster.
 
 Importing this package lets `generate(assistant_model=drafter)` reach its loop.
 """

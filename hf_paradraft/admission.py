@@ -5,14 +5,28 @@ from functools import partial
 from typing import Any
 
 from torch import LongTensor
-from transformers import DynamicCache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from .copies import copies_of
 from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
 from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused
 from .decoding.latency import row_latency
-from .names import BaseStreamer, DynamicLayer, EosTokenCriteria, MaxLengthCriteria, cache_argument, is_foreign, treats_rows_alike
+from .names import (
+    BaseStreamer,
+    DynamicLayer,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    cache_argument,
+    is_foreign,
+    treats_rows_alike,
+)
 from .notes import of_pair
 from .outer_names import MODEL_FOR_MASKED_LM_MAPPING, drops_cache, has_ordinary_cache
 from .protocol import Drafter, SpeculationConfig
@@ -20,8 +34,18 @@ from .rules import rule_of
 from .rules.in_step import InStep
 
 CALLS = "attach", "needs"
-BY_SEQUENCE = (*ALONE, EosTokenCriteria, MaxLengthCriteria)  # criteria that look at each sequence by itself
-LOOP = "_sample", "_prefill", "_update_model_kwargs_for_generation"  # plain decoding's, in the place of which the loop stands
+# criteria that look at each sequence by itself
+BY_SEQUENCE = (
+    *ALONE,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+)
+# plain decoding's, in the place of which the loop stands
+LOOP = (
+    "_sample",
+    "_prefill",
+    "_update_model_kwargs_for_generation",
+)
 
 
 def check_forgets(model: PreTrainedModel) -> None:
@@ -37,30 +61,33 @@ def check_forgets(model: PreTrainedModel) -> None:
         or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
     ):
         raise ValueError(
-            f"{type(model).__name__} has no cache, or one of its own kind, that cannot drop tokens again: it can neither verify "
-            "drafts nor make them."
+            f"{type(model).__name__} has no cache, or one of its own kind, that cannot drop tokens "
+            "again: it can neither verify drafts nor make them."
         )
 
 
 def check_drafter(drafter: Any) -> None:
-    """Refuse what is no drafter, or one of the form that this library had before it brought the target to drafters.
+    """Refuse what is no drafter, or one of the form that this library had before it brought the
+    target to drafters.
 
     Raises:
         ValueError: with what to change.
     """
     if not callable(getattr(drafter, "start_drafting", None)):
         raise ValueError(
-            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, or pass an ordinary small model "
-            "as assistant_model, without custom_generate."
+            f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, "
+            "or pass an ordinary small model as assistant_model, without custom_generate."
         )
     missing = [f"{name}(target)" for name in CALLS if not callable(getattr(drafter, name, None))]
     if missing:
         raise ValueError(
-            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from hf_paradraft.Drafter: "
-            "docs/add-a-drafter.md."
+            f"{type(drafter).__name__} lacks {', '.join(missing)}. A drafter derives from "
+            "hf_paradraft.Drafter: docs/add-a-drafter.md."
         )
     if not isinstance(getattr(drafter, "speculation_config", None), SpeculationConfig):
-        raise ValueError(f"{type(drafter).__name__} has no speculation_config: set it to a SpeculationConfig.")
+        raise ValueError(
+            f"{type(drafter).__name__} has no speculation_config: set it to a SpeculationConfig."
+        )
 
 
 def admit(
@@ -73,7 +100,8 @@ def admit(
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
 ) -> Terms:
-    """Refuse a kind of call that the loop does not serve, and make the terms on which it serves another.
+    """Refuse a kind of call that the loop does not serve, and make the terms on which it serves
+    another.
 
     Raises:
         ValueError: with what to change.
@@ -83,54 +111,81 @@ def admit(
     check_drafter(drafter)
     rule = rule_of(drafter, generation_config)
     if model.config.model_type == "doge":
-        raise Refused("Doge targets gave other output with drafts than without: generate without a drafter.")
+        raise Refused(
+            "Doge targets gave other output with drafts than without: generate without a drafter."
+        )
     if own := [name for name in LOOP if is_foreign(getattr(model, name, None))]:
         raise Refused(
-            f"{type(model).__name__} does steps of decoding itself ({', '.join(own)}), and drafts leave some out: generate "
-            "without a drafter."
+            f"{type(model).__name__} does steps of decoding itself ({', '.join(own)}), and drafts "
+            "leave some out: generate without a drafter."
         )
     if model.config.is_encoder_decoder:
-        raise Refused(f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only targets.")
-    if type(model.config) in MODEL_FOR_MASKED_LM_MAPPING and getattr(model.config, "is_decoder", True) is False:
         raise Refused(
-            f"{type(model).__name__} reads its prompt in both directions here: load it with is_decoder=True, or generate without "
-            "a drafter."
+            f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only "
+            "targets."
+        )
+    if (
+        type(model.config) in MODEL_FOR_MASKED_LM_MAPPING
+        and getattr(model.config, "is_decoder", True) is False
+    ):
+        raise Refused(
+            f"{type(model).__name__} reads its prompt in both directions here: load it with "
+            "is_decoder=True, or generate without a drafter."
         )
     try:
         check_forgets(model)
     except ValueError as error:
         raise Refused(str(error)) from None
     if input_ids.shape[0] > 1 and streamer is not None:
-        raise Refused(f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the streamer out.")
+        raise Refused(
+            f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the "
+            "streamer out."
+        )
     if input_ids.shape[1] == 0:
         raise Refused(
-            "The drafter reads token ids and got none: pass input_ids with inputs_embeds, or generate without a drafter."
+            "The drafter reads token ids and got none: pass input_ids with inputs_embeds, or "
+            "generate without a drafter."
         )
     if generation_config.num_beams > 1:
-        raise Refused(f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}.")
+        raise Refused(
+            f"Speculative decoding has no beams, but num_beams is {generation_config.num_beams}."
+        )
     if synced_gpus:
-        raise Refused("Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation).")
+        raise Refused(
+            "Speculative decoding does not run under synced_gpus (FSDP or ZeRO-3 generation)."
+        )
     asked: Asked = getattr(generation_config, ASKED, Asked())
     wanted = asked.wants_states and generation_config.return_dict_in_generate
     if wanted and any(getattr(generation_config, name) for name in STATES):
         raise Refused(
-            "Speculative decoding does not collect attentions or hidden states: run model(sequences) for them afterwards."
+            "Speculative decoding does not collect attentions or hidden states: run "
+            "model(sequences) for them afterwards."
         )
-    if rule.looks_ahead and input_ids.shape[0] > 1 and not all(map(treats_rows_alike, logits_processor)):
+    if (
+        rule.looks_ahead
+        and input_ids.shape[0] > 1
+        and not all(map(treats_rows_alike, logits_processor))
+    ):
         raise Refused(
-            f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain decoding never sees, and a logits "
-            "processor of this batch may know its rows: leave acceptance at 'auto', or call generate once per prompt."
+            f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain "
+            "decoding never sees, and a logits processor of this batch may know its rows: leave "
+            "acceptance at 'auto', or call generate once per prompt."
         )
     if drops_cache(model):
         raise Refused(
-            "Gradient checkpointing in training mode drops the target's cache, which drafts are verified with: call eval() or "
-            "gradient_checkpointing_disable() before generate."
+            "Gradient checkpointing in training mode drops the target's cache, which drafts are "
+            "verified with: call eval() or gradient_checkpointing_disable() before generate."
         )
-    # What may know the rows of a batch is shown all of them; and a criterion may draw, or write, where texts are drawn in turn.
+    # What may know the rows of a batch is shown all of them; and a criterion may draw, or write,
+    # where texts are drawn in turn.
     knows_rows = not all(map(treats_rows_alike, logits_processor))
-    together = knows_rows or (rule.in_turn and any(type(stop) not in BY_SEQUENCE for stop in stopping_criteria))
+    together = knows_rows or (
+        rule.in_turn and any(type(stop) not in BY_SEQUENCE for stop in stopping_criteria)
+    )
     in_step = InStep(logits_processor) if together and len(input_ids) > 1 else None
-    return Terms(rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model))
+    return Terms(
+        rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model)
+    )
 
 
 def budget_of(
@@ -142,7 +197,8 @@ def budget_of(
     row_counts: Sequence[int] | None,
     *use: object,
 ) -> Budget:
-    """Look up or make the `Budget` that is shared by all calls of a target and a drafter with the same options.
+    """Look up or make the `Budget` that is shared by all calls of a target and a drafter with the
+    same options.
 
     Args:
         model, drafter: the pair.

@@ -16,29 +16,40 @@ from .files import names_folder
 from .protocol import Drafter
 
 logger = logging.get_logger(__name__)
-PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())  # of a target's drafters the best guessers first
+# of a target's drafters the best guessers first
+PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
 GENERATIONS = 3  # from a model to what it was finetuned or quantised from
 
 
 class AutoDrafter:
-    """A loader of any drafter, by what its files say it is, or by its target; it is never instantiated."""
+    """A loader of any drafter, by what its files say it is, or by its target; it is never
+    instantiated.
+    """
 
     def __init__(self):
-        raise OSError("AutoDrafter is used through AutoDrafter.from_pretrained(repo_or_dir), or AutoDrafter.for_target(target).")
+        raise OSError(
+            "AutoDrafter is used through AutoDrafter.from_pretrained(repo_or_dir), or "
+            "AutoDrafter.for_target(target)."
+        )
 
     @classmethod
     @names_folder
-    def from_pretrained(cls, repo_or_dir: str | Path, kind: str | None = None, **kwargs: Any) -> Drafter:
+    def from_pretrained(
+        cls, repo_or_dir: str | Path, kind: str | None = None, **kwargs: Any
+    ) -> Drafter:
         """Load the drafter in a folder or a Hub repository.
 
         Args:
             repo_or_dir: a folder, or a Hub id.
-            kind: which one it is; default: what its files say. `mtp` takes the layers that a target brings.
-            kwargs: as for `AutoModelForCausalLM.from_pretrained` (`dtype`, `device_map`, `revision`, `token`, …).
+            kind: which one it is; default: what its files say. `mtp` takes the layers that a target
+                brings.
+            kwargs: as for `AutoModelForCausalLM.from_pretrained` (`dtype`, `device_map`,
+                `revision`, `token`, …).
 
         Raises:
             OSError: nothing loadable there.
-            ValueError: it is no drafter, or of a kind that is not supported; the message says which.
+            ValueError: it is no drafter, or of a kind that is not supported; the message says
+                which.
         """
         if kind is not None:
             return kind_named(kind).from_pretrained(repo_or_dir, **kwargs)
@@ -46,14 +57,17 @@ class AutoDrafter:
 
     @classmethod
     def for_target(cls, target: PreTrainedModel | str | Path, **kwargs: Any) -> Drafter:
-        """Load a drafter that fits a target: a published one, else layers that the target brings itself, else copies.
+        """Load a drafter that fits a target: a published one, else layers that the target brings
+        itself, else copies.
 
-        Published are those that docs/reference/published-drafters.md lists, for the target or for a model that it was made of, as
-        cards say (`base_model`). What cannot be had, for want of a network say, is passed over. One line says what was taken.
+        Published are those that docs/reference/published-drafters.md lists, for the target or for a
+        model that it was made of, as cards say (`base_model`). What cannot be had, for want of a
+        network say, is passed over. One line says what was taken.
 
         Args:
             target: the model, or its folder or Hub id.
-            kwargs: as for `from_pretrained`; default: the model's `dtype` and device, or `dtype="auto"`.
+            kwargs: as for `from_pretrained`; default: the model's `dtype` and device, or
+                `dtype="auto"`.
         """
         drafter, why = fitting(target, **kwargs)
         logger.warning(why)
@@ -61,11 +75,16 @@ class AutoDrafter:
 
 
 def fitting(target: PreTrainedModel | str | Path, **kwargs: Any) -> tuple[Drafter, str]:
-    """Find a drafter that fits a target, and a sentence that says which and why; arguments as for `AutoDrafter.for_target`."""
+    """Find a drafter that fits a target, and a sentence that says which and why; arguments as for
+    `AutoDrafter.for_target`.
+    """
     model = target if isinstance(target, PreTrainedModel) else None
     name = str(target) if model is None else model.name_or_path
     if model is not None and "dtype" not in kwargs:
-        kwargs |= {"dtype": model.dtype, **({} if model.device.type == "cpu" else {"device_map": model.device})}
+        kwargs |= {
+            "dtype": model.dtype,
+            **({} if model.device.type == "cpu" else {"device_map": model.device}),
+        }
     kwargs = {"dtype": "auto", **kwargs}
     for ancestor in _ancestors(name):
         for published in (row["drafter"] for row in PUBLISHED if ancestor in row["targets"]):
@@ -78,10 +97,18 @@ def fitting(target: PreTrainedModel | str | Path, **kwargs: Any) -> tuple[Drafte
             else:
                 return drafter, f"Drafting with {published}, which is published for {ancestor}."
     try:
-        drafter = MtpDrafter.from_pretrained(name, **kwargs) if model is None else MtpDrafter.from_target(model)
+        drafter = (
+            MtpDrafter.from_pretrained(name, **kwargs)
+            if model is None
+            else MtpDrafter.from_target(model)
+        )
     except Exception as error:  # likewise
         logger.info(f"No MTP layers: {error}")
-        return NgramDrafter(), f"Drafting with copies from the text itself: no other drafter for {name or 'this target'} is here."
+        return (
+            NgramDrafter(),
+            "Drafting with copies from the text itself: no other drafter for "
+            f"{name or 'this target'} is here.",
+        )
     return drafter, f"Drafting with the MTP layers that {name} brings."
 
 
@@ -91,7 +118,9 @@ def _ancestors(name: str) -> list[str]:
     while 0 < len(names) <= GENERATIONS:
         last = names[-1]
         try:
-            parent: Any = ModelCard.load(Path(last, "README.md") if Path(last).is_dir() else last).data.base_model
+            parent: Any = ModelCard.load(
+                Path(last, "README.md") if Path(last).is_dir() else last
+            ).data.base_model
         except Exception:  # whatever a missing or foreign card raises, there is nothing to look up
             break
         parent = parent[0] if isinstance(parent, list) and parent else parent

@@ -1,4 +1,6 @@
-"""Chats as tokens, and tokens as text while they come: one way, for training, for measuring and for answering."""
+"""Chats as tokens, and tokens as text while they come: one way, for training, for measuring and for
+answering.
+"""
 
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
@@ -45,19 +47,29 @@ def render_chat(
     if _wants_parts(tokenizer):
         messages = [_in_parts(message) for message in messages]
     try:
-        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=opened)
+        return tokenizer.apply_chat_template(
+            messages, tools=tools, tokenize=False, add_generation_prompt=opened
+        )
     except (TemplateError, TypeError) as error:  # a template may add what is no text
-        raise RefusedTurns(f"The chat template refuses {reprlib.repr(list(messages))}: {error}") from None
+        raise RefusedTurns(
+            f"The chat template refuses {reprlib.repr(list(messages))}: {error}"
+        ) from None
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Give a turn its text as a list of one part."""
     content = message.get("content")
-    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+    return (
+        {**message, "content": [{"type": "text", "text": content}]}
+        if isinstance(content, str)
+        else message
+    )
 
 
 def _wants_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a template shows a turn's text only if it comes as a list of parts, as SmolVLM's does."""
+    """Tell whether a template shows a turn's text only if it comes as a list of parts, as SmolVLM's
+    does.
+    """
 
     def shows(turn: Mapping[str, Any]) -> bool:
         with suppress(Exception):  # a template may raise anything
@@ -79,26 +91,37 @@ def whole_characters(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise ValueError(f"The text has half a character at place {error.start}: {reprlib.repr(text)}.") from None
+        raise ValueError(
+            f"The text has half a character at place {error.start}: {reprlib.repr(text)}."
+        ) from None
     return text
 
 
 def encode_chat_prompt(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Mapping[str, Any]], tools: list[dict[str, Any]] | None = None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Encode a conversation up to where the answer begins; without a chat template, its texts, with a warning."""
+    """Encode a conversation up to where the answer begins; without a chat template, its texts, with
+    a warning.
+    """
     if tokenizer.chat_template is None:
         logger.warning_once(
-            "The tokenizer has no chat template: the model reads prompts as bare text, to which a chat model answers badly. If "
-            "it is one, set the chat template that it was trained with."
+            "The tokenizer has no chat template: the model reads prompts as bare text, to which a "
+            "chat model answers badly. If it is one, set the chat template that it was trained "
+            "with."
         )
         return tokenizer("\n\n".join(message["content"] for message in messages))["input_ids"]
-    return tokenizer(render_chat(tokenizer, messages, True, tools), add_special_tokens=False)["input_ids"]
+    return tokenizer(render_chat(tokenizer, messages, True, tools), add_special_tokens=False)[
+        "input_ids"
+    ]
 
 
 def sampling(temperature: float) -> dict[str, Any]:
     """Make the arguments of `generate` for a temperature; 0 is greedy."""
-    return {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    return (
+        {"do_sample": True, "temperature": temperature} if temperature > 0 else {"do_sample": False}
+    )
 
 
 def stopping(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
@@ -112,11 +135,21 @@ def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor
 
 
 def learned_context(model: PreTrainedModel) -> int | None:
-    """Look up how many tokens a model has learned position embeddings for; None where longer texts can be read."""
+    """Look up how many tokens a model has learned position embeddings for; None where longer texts
+    can be read.
+    """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     words = model.get_input_embeddings()
-    tables = [part for part in model.modules() if isinstance(part, torch.nn.Embedding) and part is not words]
-    return context if any(0 <= table.num_embeddings - (context or 0) <= 2 for table in tables) else None
+    tables = [
+        part
+        for part in model.modules()
+        if isinstance(part, torch.nn.Embedding) and part is not words
+    ]
+    return (
+        context
+        if any(0 <= table.num_embeddings - (context or 0) <= 2 for table in tables)
+        else None
+    )
 
 
 def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
@@ -128,8 +161,8 @@ def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
     context = learned_context(model)
     if context is not None and tokens + new > context:
         raise ValueError(
-            f"A prompt of {tokens} tokens with up to {new} new ones has no place in the target's context of {context}: shorten "
-            "one of both."
+            f"A prompt of {tokens} tokens with up to {new} new ones has no place in the target's "
+            f"context of {context}: shorten one of both."
         )
 
 
@@ -146,9 +179,17 @@ def until_end(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
 
 
 def text_after(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
-    """Decode what new tokens add to a prompt's text: some tokenizers decode them otherwise where nothing stands before."""
-    given, whole = (tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids]))
-    return whole[len(given) :] if whole.startswith(given) else tokenizer.decode(ids, skip_special_tokens=True)
+    """Decode what new tokens add to a prompt's text: some tokenizers decode them otherwise where
+    nothing stands before.
+    """
+    given, whole = (
+        tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids])
+    )
+    return (
+        whole[len(given) :]
+        if whole.startswith(given)
+        else tokenizer.decode(ids, skip_special_tokens=True)
+    )
 
 
 class Detokeniser:
@@ -162,19 +203,26 @@ class Detokeniser:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
         self.tokenizer = tokenizer
         before = list(prompt[-BEFORE:])
-        if tokenizer.decode(before, skip_special_tokens=True).endswith("\ufffd"):  # half a character, which is never shown
+        # half a character, which is never shown
+        if tokenizer.decode(before, skip_special_tokens=True).endswith("\ufffd"):
             before = []
-        self.stream = DecodeStream(ids=before, skip_special_tokens=True) if tokenizer.is_fast else None
-        self.ids = [] if tokenizer.is_fast else before  # after the last whole character, if there is a stream; else all
+        self.stream = (
+            DecodeStream(ids=before, skip_special_tokens=True) if tokenizer.is_fast else None
+        )
+        # after the last whole character, if there is a stream; else all
+        self.ids = [] if tokenizer.is_fast else before
         self.shown = tokenizer.decode(self.ids, skip_special_tokens=True)
 
     def push(self, token: int) -> str:
-        """Decode the text that the next token adds: "" for half a character, which comes with its other half."""
+        """Decode the text that the next token adds: "" for half a character, which comes with its
+        other half.
+        """
         self.ids.append(token)
         if self.stream is not None:
             try:
                 new = self.stream.step(self.tokenizer.backend_tokenizer, token)
-            except Exception:  # of byte fallback: a stray byte makes strays of those before it, which have been shown
+            # of byte fallback: a stray byte makes strays of those before it, which have been shown
+            except Exception:
                 new = self.tokenizer.decode(self.ids, skip_special_tokens=True)
                 self.stream = DecodeStream(ids=[token], skip_special_tokens=True)
             if new:

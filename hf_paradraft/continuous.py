@@ -1,4 +1,6 @@
-"""Many prompts through one batch: where sequences have ended, the next ones take their places (Orca, 2022, section 3.1)."""
+"""Many prompts through one batch: where sequences have ended, the next ones take their places
+(Orca, 2022, section 3.1).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ ROOM = 64  # tokens more than there are, whenever a cache is copied
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values with room after them, so that a round writes its own alone: transformers' layer copies all of them.
+    """Keys and values with room after them, so that a round writes its own alone: transformers'
+    layer copies all of them.
 
     Args:
         layer: what it goes on with.
@@ -41,11 +44,18 @@ class RoomyLayer(DynamicLayer):
         self.keys, self.values = layer.keys, layer.values
         self.rooms: tuple[Tensor, Tensor] | None = None  # whose first entries keys and values are
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         """Implement `DynamicLayer.update`."""
         begin = self.keys.shape[2]
-        end, new, old = begin + key_states.shape[2], (key_states, value_states), (self.keys, self.values)
-        if self.rooms is None or self.rooms[0].data_ptr() != self.keys.data_ptr() or end > self.rooms[0].shape[2]:
+        end, new = begin + key_states.shape[2], (key_states, value_states)
+        old = (self.keys, self.values)
+        if (
+            self.rooms is None
+            or self.rooms[0].data_ptr() != self.keys.data_ptr()
+            or end > self.rooms[0].shape[2]
+        ):
             self.rooms = tuple(pad(states, (0, 0, 0, end - begin + ROOM)) for states in old)
         for room, states in zip(self.rooms, new, strict=True):
             room[:, :, begin:end] = states
@@ -71,10 +81,11 @@ class NoDrafter(Drafter, Drafting):
 def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
     """Tell whether a target's sequences may join a batch and leave it between rounds.
 
-    They may where the target takes masks and positions as they are given and has no beams, and neither it nor the drafter wants
-    a static cache.
+    They may where the target takes masks and positions as they are given and has no beams, and
+    neither it nor the drafter wants a static cache.
     """
-    options, compiled = target.generation_config, drafter is not None and drafter.speculation_config.compile
+    options = target.generation_config
+    compiled = drafter is not None and drafter.speculation_config.compile
     dynamic = options.cache_implementation in (None, "dynamic") and not compiled
     takes_masks = attention_windows(target) is not None and not reads_its_own_way(target)
     return takes_masks and options.num_beams in (None, 1) and dynamic
@@ -117,17 +128,30 @@ def begin(
     """
     batches: list[Batch] = []
 
-    def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, synced_gpus=False, **model_kwargs):
+    def keep(
+        model,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        synced_gpus=False,
+        **model_kwargs,
+    ):
         own = logits_processor, stopping_criteria, generation_config
-        terms = replace(admit(model, input_ids, *own, drafter, None, synced_gpus), generator=generator)
+        terms = replace(
+            admit(model, input_ids, *own, drafter, None, synced_gpus), generator=generator
+        )
         if copies is not None:
             terms = replace(terms, copies=copies)
         if known is not None:
-            cache_of_call(model_kwargs).layers, terms = known.layers, replace(terms, read=known.read)
+            cache_of_call(model_kwargs).layers = known.layers
+            terms = replace(terms, read=known.read)
         batches.append(begin_call(model, input_ids, *own, drafter, None, model_kwargs, terms))
         return input_ids
 
-    if (tokenizer := options.pop("tokenizer", None)) is not None:  # which generate does not pass on to a loop of others
+    if (
+        tokenizer := options.pop("tokenizer", None)
+    ) is not None:  # which generate does not pass on to a loop of others
         stops = StopStringCriteria(tokenizer, target.generation_config.stop_strings)
         options |= {"stop_strings": None, "stopping_criteria": [stops]}
     target.generate(input_ids, custom_generate=keep, **options)
@@ -162,7 +186,8 @@ def continuous_batching(
     drafter: Drafter | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number of each prompt and its new tokens, greedy as `generate`'s, in the order in which they end.
+    """Yield the number of each prompt and its new tokens, greedy as `generate`'s, in the order in
+    which they end.
 
     Args:
         target: for which `can_join` holds.
@@ -185,20 +210,32 @@ def continuous_batching(
         while waiting or open_:
             group: list[tuple[int, list[int]]] = []
             longest = max((answer.sequence.ids.shape[1] for answer in open_), default=0)
-            while waiting and (group or len(open_) <= (1 - FREE) * batch_size) and len(open_) + len(group) < batch_size:
-                longest, count = max(longest, len(waiting[0][1]) + max_new_tokens), len(open_) + len(group)
+            while (
+                waiting
+                and (group or len(open_) <= (1 - FREE) * batch_size)
+                and len(open_) + len(group) < batch_size
+            ):
+                longest = max(longest, len(waiting[0][1]) + max_new_tokens)
+                count = len(open_) + len(group)
                 if count and num_slots is not None and (count + 1) * longest > num_slots:
                     break
                 group.append(waiting.popleft())
             if group:
                 width = max(len(prompt) for _, prompt in group)
                 fill = options["pad_token_id"]
-                ids = torch.tensor([[fill] * (width - len(prompt)) + prompt for _, prompt in group], device=target.device)
+                ids = torch.tensor(
+                    [[fill] * (width - len(prompt)) + prompt for _, prompt in group],
+                    device=target.device,
+                )
                 mask = torch.tensor(
-                    [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group], device=target.device
+                    [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group],
+                    device=target.device,
                 )
                 joining = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
-                open_ += [Open(number, sequence, width) for (number, _), sequence in zip(group, joining.sequences, strict=True)]
+                open_ += [
+                    Open(number, sequence, width)
+                    for (number, _), sequence in zip(group, joining.sequences, strict=True)
+                ]
                 step(joining)  # reads the prompts
                 if batch is not None:
                     leave(batch)
@@ -207,7 +244,10 @@ def continuous_batching(
                 step(batch)
             for answer in open_:
                 if answer.sequence.finished:
-                    yield answer.number, answer.sequence.ids[0, answer.begin : answer.sequence.length].tolist()
+                    yield (
+                        answer.number,
+                        answer.sequence.ids[0, answer.begin : answer.sequence.length].tolist(),
+                    )
             open_ = [answer for answer in open_ if not answer.sequence.finished]
     finally:
         for left in (batch, joining):  # also after an exception

@@ -1,4 +1,6 @@
-"""Files: a folder or a copy of a Hub repository, its JSON, its rows, the headers of its weights; writing whole or not at all."""
+"""Files: a folder or a copy of a Hub repository, its JSON, its rows, the headers of its weights;
+writing whole or not at all.
+"""
 
 import json
 import os
@@ -10,7 +12,12 @@ from shutil import copymode
 from typing import Any, ParamSpec, TypeVar
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, StrictDataclassError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    StrictDataclassError,
+)
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError, safe_open
 
@@ -19,23 +26,33 @@ T = TypeVar("T")
 HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 # What a user of a drafter needs; whatever else lies in its folder stays there.
 PUBLISHED = (
-    "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json", "README.md", "LICENSE",
-    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json", "adapter_model.safetensors",
+    "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json",
+    "README.md", "LICENSE",
+    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
+    "adapter_model.safetensors",
     "warp_model.safetensors", "shortlist.safetensors",
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "chat_template.jinja",
     "tokenizer.model", "vocab.json", "merges.txt", "vocab.txt",
 )  # fmt: skip
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
-EXTRAS = ("warp_model.safetensors", "shortlist.safetensors")  # loaded with the weights where they lie next to them
+# loaded with the weights where they lie next to them
+EXTRAS = (
+    "warp_model.safetensors",
+    "shortlist.safetensors",
+)
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
-def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()) -> Path:
+def local_folder(
+    repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()
+) -> Path:
     """Find the folder itself, or download a copy of a Hub repository (safetensors only).
 
     Args:
         repo_or_dir: a folder, or a Hub id `user/name`.
-        kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download` and `subfolder` are taken out of it.
+        kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download` and
+            `subfolder` are taken out of it.
         also: more files to download.
 
     Raises:
@@ -48,17 +65,27 @@ def local_folder(repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[st
     patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in (*FILES, *also)]
     nested = f"{subfolder}/*/*" if subfolder else "*/*"  # other checkpoints of the repository
     try:
-        return Path(snapshot_download(str(repo_or_dir), allow_patterns=patterns, ignore_patterns=nested, **hub)) / subfolder
+        return (
+            Path(
+                snapshot_download(
+                    str(repo_or_dir), allow_patterns=patterns, ignore_patterns=nested, **hub
+                )
+            )
+            / subfolder
+        )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise OSError(
-            f"{repo_or_dir} is neither a folder here nor a model that could be fetched from the Hub: {error}"
+            f"{repo_or_dir} is neither a folder here nor a model that could be fetched from the "
+            f"Hub: {error}"
         ) from error
 
 
 def names_folder(load: Callable[P, T]) -> Callable[P, T]:
-    """Put the folder or repository in front of what is wrong with it, where a message does not name it.
+    """Put the folder or repository in front of what is wrong with it, where a message does not name
+    it.
 
-    Weights of other sizes than their config's, and a config's numbers that are none, are a ValueError then.
+    Weights of other sizes than their config's, and a config's numbers that are none, are a
+    ValueError then.
 
     Args:
         load: a function of a folder, or of a class and a folder.
@@ -73,7 +100,8 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
         except UnicodeDecodeError as error:
             raise ValueError(f"{name} has a file that is no text in UTF-8: {error}") from error
         except (OSError, ValueError) as error:
-            named = str(error).startswith(name) or (os.sep in name and name in str(error))  # "drafter" is a word, too
+            # "drafter" is a word, too
+            named = str(error).startswith(name) or (os.sep in name and name in str(error))
             if len(error.args) == 1 and not named:
                 error.args = (f"{name}: {error}",)
             raise
@@ -82,13 +110,18 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise
-            raise ValueError(f"{name}: the weights have other sizes than the config says; one is another model's.") from error
+            raise ValueError(
+                f"{name}: the weights have other sizes than the config says; one is another "
+                "model's."
+            ) from error
 
     return loaded
 
 
 def hub_name(name: str | None) -> str | None:
-    """Return `name` if it can be a repository on the Hub; None for a folder's path, which means nothing to anyone else."""
+    """Return `name` if it can be a repository on the Hub; None for a folder's path, which means
+    nothing to anyone else.
+    """
     if not isinstance(name, str) or "/" not in name or Path(name).exists():
         return None
     try:
@@ -99,13 +132,17 @@ def hub_name(name: str | None) -> str | None:
 
 
 def shipped(name: str) -> Path:
-    """Find a folder that lies next to the package in a clone, and inside it where it is installed."""
+    """Find a folder that lies next to the package in a clone, and inside it where it is
+    installed.
+    """
     inside = Path(__file__).parent / name
     return inside if inside.is_dir() else Path(__file__).parents[1] / name
 
 
 def share_weights(folder: Path) -> None:
-    """Let all read a folder's weights who may read the config next to them: safetensors writes them for their owner alone."""
+    """Let all read a folder's weights who may read the config next to them: safetensors writes them
+    for their owner alone.
+    """
     for config in [*folder.glob("*config.json")][:1]:
         for file in folder.glob("*.safetensors"):
             copymode(config, file)
@@ -130,8 +167,9 @@ def read_json(file: Path, kind: type = dict) -> Any:
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Find the file that holds each tensor of a folder, as transformers finds it.
 
-    Of files in several pieces the index decides, and what it does not name is not read: a file of an older epoch may lie there.
-    An index none of whose pieces is left says nothing: transformers leaves it where a whole file takes their place.
+    Of files in several pieces the index decides, and what it does not name is not read: a file of
+    an older epoch may lie there. An index none of whose pieces is left says nothing: transformers
+    leaves it where a whole file takes their place.
 
     Raises:
         OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.
@@ -139,16 +177,32 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     files, named = {*folder.glob("*.safetensors")}, None
     if (index := folder / INDEX).exists():
         if not isinstance(named := read_json(index).get("weight_map"), dict):
-            raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
+            raise OSError(
+                f"{index} does not say in which file a weight lies (weight_map): save or download "
+                "it again."
+            )
         files = {folder / str(name) for name in named.values()}
-    if (whole := folder / WHOLE).exists() and (named is None or not any(file.exists() for file in files)):
+    if (whole := folder / WHOLE).exists() and (
+        named is None or not any(file.exists() for file in files)
+    ):
         files, named = {whole}, None
     if not files:
-        raise OSError(f"{folder} has no .safetensors file: convert the weights first; pickled weights are not loaded.")
-    if missing := sorted(file.name for file in files if not file.is_file() or file.parent != folder):
-        raise OSError(f"{folder} lacks {', '.join(missing)}, which {INDEX} names: download or save it again.")
+        raise OSError(
+            f"{folder} has no .safetensors file: convert the weights first; pickled weights are "
+            "not loaded."
+        )
+    if missing := sorted(
+        file.name for file in files if not file.is_file() or file.parent != folder
+    ):
+        raise OSError(
+            f"{folder} lacks {', '.join(missing)}, which {INDEX} names: download or save it again."
+        )
     held = {name: file for file in sorted(files) for name in names_of(file)}
-    return held if named is None else {name: folder / file for name, file in named.items() if name in held}
+    return (
+        held
+        if named is None
+        else {name: folder / file for name, file in named.items() if name in held}
+    )
 
 
 def names_of(file: Path) -> list[str]:
@@ -158,12 +212,16 @@ def names_of(file: Path) -> list[str]:
         OSError: it is missing, truncated or damaged.
     """
     if not file.exists():
-        raise OSError(f"{file.parent} has no .safetensors file {file.name}: download or save it again.")
+        raise OSError(
+            f"{file.parent} has no .safetensors file {file.name}: download or save it again."
+        )
     try:
         with safe_open(file, framework="pt") as tensors:
             return list(tensors.keys())
     except SafetensorError as error:
-        raise OSError(f"{file} is truncated or damaged ({error}): download or save it again.") from None
+        raise OSError(
+            f"{file} is truncated or damaged ({error}): download or save it again."
+        ) from None
 
 
 def check_whole(file: Path) -> None:
@@ -188,7 +246,8 @@ def tensor_names(folder: Path) -> list[str]:
 
 
 def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
-    """Read the rows of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
+    """Read the rows of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or
+    `ID:CONFIG:SPLIT`.
 
     Args:
         source: the file or dataset.
@@ -208,11 +267,14 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
     try:
         return iter(load_dataset(name, config or None, split=named or split))
     except Exception as error:  # datasets raises errors of many kinds
-        raise OSError(f"{source} is neither a file here nor a dataset that could be fetched: {error}") from error
+        raise OSError(
+            f"{source} is neither a file here nor a dataset that could be fetched: {error}"
+        ) from error
 
 
 def check_rows_there(source: str | Path | None) -> None:
-    """Refuse a JSON-lines file that is not there, before anything is loaded; None: no rows are wanted.
+    """Refuse a JSON-lines file that is not there, before anything is loaded; None: no rows are
+    wanted.
 
     Raises:
         OSError: it is not.
@@ -225,7 +287,9 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
     try:
         text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is not JSON lines: it is packed, or no text in UTF-8 ({error}).") from None
+        raise ValueError(
+            f"{file} is not JSON lines: it is packed, or no text in UTF-8 ({error})."
+        ) from None
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -238,7 +302,9 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_old_pieces(folder: Path) -> None:
-    """Remove an index and the pieces that it names, where weights in one piece have just taken their place."""
+    """Remove an index and the pieces that it names, where weights in one piece have just taken
+    their place.
+    """
     index = folder / INDEX
     if (folder / WHOLE).exists() and index.exists():
         named = read_json(index).get("weight_map")
@@ -260,13 +326,14 @@ def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
     """
     if missing := sorted(info["missing_keys"]):
         raise OSError(
-            f"The {name} in {folder} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}, …): the download or "
-            "the conversion is incomplete."
+            f"The {name} in {folder} lacks {len(missing)} of the model's weights "
+            f"({', '.join(missing[:3])}, …): the download or the conversion is incomplete."
         )
 
 
 def other_settings(made: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """List the settings in which a run that was stopped is another one, as a part of a sentence; "" if it is the same.
+    """List the settings in which a run that was stopped is another one, as a part of a sentence; ""
+    if it is the same.
 
     Args:
         made: how the run was made that left something.

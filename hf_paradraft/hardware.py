@@ -5,13 +5,18 @@ import torch
 
 def fast_dtype() -> torch.dtype:
     """Choose bfloat16 on a GPU or a CPU with instructions for it (AMX or AVX-512), else float32."""
-    if torch.cuda.is_available() or torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported():
+    if (
+        torch.cuda.is_available()
+        or torch.cpu._is_amx_tile_supported()
+        or torch.cpu._is_avx512_bf16_supported()
+    ):
         return torch.bfloat16
     return torch.float32
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
-    """Look up the device for a model's inputs: its own, or the one on which an offloaded model computes.
+    """Look up the device for a model's inputs: its own, or the one on which an offloaded model
+    computes.
 
     Args:
         model: of transformers, in one piece or dispatched by accelerate.
@@ -29,4 +34,7 @@ def device_name(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     amx = ", AMX" if torch.cpu._is_amx_tile_supported() else ""
     bfloat16 = "bf16 instructions" if fast_dtype() == torch.bfloat16 else "no bf16 instructions"
-    return f"CPU ({torch.backends.cpu.get_cpu_capability()}{amx}, {bfloat16}), {torch.get_num_threads()} threads"
+    return (
+        f"CPU ({torch.backends.cpu.get_cpu_capability()}{amx}, {bfloat16}), "
+        f"{torch.get_num_threads()} threads"
+    )

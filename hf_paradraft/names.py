@@ -1,9 +1,11 @@
-"""Name everything that this library relies on inside transformers beyond its documented interface, each with the reason.
+"""Name everything that this library relies on inside transformers beyond its documented interface,
+each with the reason.
 
-Here are those of decoding, in `outer_names` those of drafters, training and the doors. No other module imports from a submodule
-of transformers (but `utils.logging`) or reads a private attribute of its objects. What a release has renamed or dropped is found
-here, by version, and nothing else stops working: a name that is gone raises `ChangedTransformers`, which names it, at the first
-call that needs it.
+Here are those of decoding, in `outer_names` those of drafters, training and the doors. No other
+module imports from a submodule of transformers (but `utils.logging`) or reads a private attribute
+of its objects. What a release has renamed or dropped is found here, by version, and nothing else
+stops working: a name that is gone raises `ChangedTransformers`, which names it, at the first call
+that needs it.
 """
 
 from __future__ import annotations
@@ -31,13 +33,15 @@ from transformers import (
 
 
 class ChangedTransformers(ImportError):
-    """A name of transformers that the library relies on, and that the installed release does not have."""
+    """A name of transformers that the library relies on, and that the installed release does not
+    have.
+    """
 
 
 def missing(name: str, why: str) -> NoReturn:
     raise ChangedTransformers(
-        f"transformers {__version__} has no {name}, which hf_paradraft {why}: install a release that docs/reference/versions.md "
-        "lists, or a newer hf_paradraft."
+        f"transformers {__version__} has no {name}, which hf_paradraft {why}: install a release "
+        "that docs/reference/versions.md lists, or a newer hf_paradraft."
     )
 
 
@@ -61,16 +65,29 @@ class _Absent(type):
 
 # Libraries whose versions say what their code does.
 KNOWN = {
-    *"hf_paradraft transformers torch peft accelerate trl liger_kernel kernels fla mamba_ssm causal_conv1d flash_attn".split(),
-    *"optimum bitsandbytes torchao gptqmodel auto_gptq awq compressed_tensors hqq eetq aqlm auto_round fbgemm_gpu".split(),
+    *(
+        "hf_paradraft transformers torch peft accelerate trl liger_kernel kernels fla mamba_ssm "
+        "causal_conv1d flash_attn"
+    ).split(),
+    *(
+        "optimum bitsandbytes torchao gptqmodel auto_gptq awq compressed_tensors hqq eetq aqlm "
+        "auto_round fbgemm_gpu"
+    ).split(),
 }
 
 
 def is_foreign(code: Any) -> bool:
-    """Tell whether a class, a function or one that it wraps is of none of the libraries whose versions say what it does."""
+    """Tell whether a class, a function or one that it wraps is of none of the libraries whose
+    versions say what it does.
+    """
     while code is not None:
-        inner = getattr(code, "__func__", getattr(code, "func", code))  # of a bound method, of a partial function
-        module = getattr(inner, "__globals__", {}).get("__name__") or getattr(inner, "__module__", None) or ""
+        # of a bound method, of a partial function
+        inner = getattr(code, "__func__", getattr(code, "func", code))
+        module = (
+            getattr(inner, "__globals__", {}).get("__name__")
+            or getattr(inner, "__module__", None)
+            or ""
+        )
         if module.partition(".")[0] not in KNOWN:
             return True
         code = getattr(inner, "__wrapped__", None)  # which has lent the other one its name
@@ -96,23 +113,38 @@ def attribute(owner: Any, name: str, why: str) -> Any:
     try:
         return getattr(owner, name)
     except AttributeError:
-        return missing(f"{(owner if isinstance(owner, type) else type(owner)).__name__}.{name}", why)
+        return missing(
+            f"{(owner if isinstance(owner, type) else type(owner)).__name__}.{name}", why
+        )
 
 
-# Layers of caches: rounds crop them, keep the accepted path of each row, and put recurrent states back.
+# Layers of caches: rounds crop them, keep the accepted path of each row, and put recurrent states
+# back.
 DynamicLayer = inside("cache_utils", "DynamicLayer", "crops after every round")
-DynamicSlidingWindowLayer = inside("cache_utils", "DynamicSlidingWindowLayer", "lets keep what a window pushes out")
+DynamicSlidingWindowLayer = inside(
+    "cache_utils", "DynamicSlidingWindowLayer", "lets keep what a window pushes out"
+)
 StaticLayer = inside("cache_utils", "StaticLayer", "puts in the place of a window's static layer")
-StaticSlidingWindowLayer = inside("cache_utils", "StaticSlidingWindowLayer", "replaces by a layer that keeps every token")
-LinearAttentionCacheLayerMixin = inside("cache_utils", "LinearAttentionCacheLayerMixin", "recognises recurrent states by")
-LinearAttentionLayer = inside("cache_utils", "LinearAttentionLayer", "recognises layers without masks by")
+StaticSlidingWindowLayer = inside(
+    "cache_utils", "StaticSlidingWindowLayer", "replaces by a layer that keeps every token"
+)
+LinearAttentionCacheLayerMixin = inside(
+    "cache_utils", "LinearAttentionCacheLayerMixin", "recognises recurrent states by"
+)
+LinearAttentionLayer = inside(
+    "cache_utils", "LinearAttentionLayer", "recognises layers without masks by"
+)
 LinearAttentionAndFullAttentionLayer = inside(
-    "cache_utils", "LinearAttentionAndFullAttentionLayer", "recognises layers with a state and masks by"
+    "cache_utils",
+    "LinearAttentionAndFullAttentionLayer",
+    "recognises layers with a state and masks by",
 )
 
 
 def stores_nothing(layer: Any) -> bool:
-    """Tell whether a layer of a cache is a place without keys: since 5.24 a model's layers have one that read another's."""
+    """Tell whether a layer of a cache is a place without keys: since 5.24 a model's layers have one
+    that read another's.
+    """
     return type(layer).__name__ == "DummyLayer"
 
 
@@ -122,7 +154,9 @@ EosTokenCriteria = inside("generation", "EosTokenCriteria", "reads the ends of a
 GenerateDecoderOnlyOutput = inside("generation", "GenerateDecoderOnlyOutput", "returns")
 MaxLengthCriteria = inside("generation", "MaxLengthCriteria", "reads the longest text from")
 MaxTimeCriteria = inside("generation", "MaxTimeCriteria", "asks about each sequence by itself")
-StopStringCriteria = inside("generation", "StopStringCriteria", "asks about each sequence by itself")
+StopStringCriteria = inside(
+    "generation", "StopStringCriteria", "asks about each sequence by itself"
+)
 
 _BY_ROW = (  # of transformers' own processors those that know which row of a batch they see
     EncoderNoRepeatNGramLogitsProcessor,
@@ -134,26 +168,34 @@ _BY_ROW = (  # of transformers' own processors those that know which row of a ba
 
 
 def treats_rows_alike(processor: Any) -> bool:
-    """Tell whether a logits processor does the same to each row of a batch, by itself: of all others it cannot be known."""
+    """Tell whether a logits processor does the same to each row of a batch, by itself: of all
+    others it cannot be known.
+    """
     own = type(processor).__module__ == TemperatureLogitsWarper.__module__
     return own and not isinstance(processor, _BY_ROW)
 
 
-# The cache of a call. 5.24 calls it `cache` where older releases, and code that is loaded from the Hub, have one of two names.
+# The cache of a call. 5.24 calls it `cache` where older releases, and code that is loaded from the
+# Hub, have one of two names.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 _outputs = getattr(GenerateDecoderOnlyOutput, "__dataclass_fields__", CACHE_NAMES)
-OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)  # what generate's own output calls it
+# what generate's own output calls it
+OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)
 
 
 @lru_cache  # every call of generate asks
 def takes(model_type: Any, name: str) -> bool:
-    """Tell whether the forward of this class, or of one that it is derived from, has an argument called `name`."""
+    """Tell whether the forward of this class, or of one that it is derived from, has an argument
+    called `name`.
+    """
     owners = [owner for owner in model_type.__mro__ if "forward" in vars(owner)]
     return any(name in inspect.signature(owner.forward).parameters for owner in owners)
 
 
 def cache_argument(module: nn.Module) -> str | None:
-    """Find what the forward of a model, or of a part of one, calls its cache; None: it takes none."""
+    """Find what the forward of a model, or of a part of one, calls its cache; None: it takes
+    none.
+    """
     kind: Any = type(module)
     return next((name for name in CACHE_NAMES if takes(kind, name)), None)
 
@@ -164,21 +206,33 @@ def with_cache(module: nn.Module, cache: Cache) -> dict[str, Cache]:
 
 
 def cache_in(model_kwargs: Mapping[str, Any]) -> Any:
-    """Find the cache among the arguments of a call, whatever it is called there; None: there is none."""
-    return next((model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None), None)
+    """Find the cache among the arguments of a call, whatever it is called there; None: there is
+    none.
+    """
+    return next(
+        (model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None), None
+    )
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Name the attention implementation of a model's text part: sdpa and eager take masks as they are given."""
-    return attribute(model.config.get_text_config(), "_attn_implementation", "decides about trees by")
+    """Name the attention implementation of a model's text part: sdpa and eager take masks as they
+    are given.
+    """
+    return attribute(
+        model.config.get_text_config(), "_attn_implementation", "decides about trees by"
+    )
 
 
 def pad_token_of(generation_config: GenerationConfig) -> Tensor | None:
-    """Look up the padding token, as a tensor, that generate writes after texts that have ended; None: there is none."""
+    """Look up the padding token, as a tensor, that generate writes after texts that have ended;
+    None: there is none.
+    """
     return attribute(generation_config, "_pad_token_tensor", "pads shorter texts with")
 
 
 def decodes(model: PreTrainedModel) -> AbstractContextManager:
-    """Enter the mode that `generate` decodes in: since 5.23 experts are run by another kernel then, on devices but CPUs."""
+    """Enter the mode that `generate` decodes in: since 5.23 experts are run by another kernel then,
+    on devices but CPUs.
+    """
     optimise = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimise is None else optimise()

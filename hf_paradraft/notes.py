@@ -1,4 +1,6 @@
-"""Notes on an object, kept apart from it while it lives, so that its copies, pickles and saved folders have nothing of them."""
+"""Notes on an object, kept apart from it while it lives, so that its copies, pickles and saved
+folders have nothing of them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _everything = Notes()
 
 
 def notes_on(*owners: Any) -> Notes:
-    """Look up the table about an object, or about several together; it lives as long as all of them, and keeps none alive.
+    """Look up the table about an object, or about several together; it lives as long as all of
+    them, and keeps none alive.
 
     Args:
         owners: hashable, and open to weak references.
@@ -31,5 +34,7 @@ def notes_on(*owners: Any) -> Notes:
 
 
 def of_pair(model: Any, drafter: Any) -> dict[Any, Any]:
-    """Look up the objects that all calls of a target and a drafter share while both live; none if the drafter is no key."""
+    """Look up the objects that all calls of a target and a drafter share while both live; none if
+    the drafter is no key.
+    """
     return notes_on(model, drafter) if type(drafter).__hash__ is not None else {}

@@ -1,4 +1,6 @@
-"""The names of transformers that drafters, training, and the doors into `generate` rely on; those of decoding are in `names`."""
+"""The names of transformers that drafters, training, and the doors into `generate` rely on; those
+of decoding are in `names`.
+"""
 
 import inspect
 from collections.abc import Callable
@@ -10,24 +12,45 @@ from transformers import CompileConfig, GenerationMixin, PreTrainedConfig, PreTr
 
 from .names import OUTPUT_CACHE, attention_of, attribute, inside, missing
 
-GenerationMode = inside("generation", "GenerationMode", "tells generate's own checks about a drafted call with")
+GenerationMode = inside(
+    "generation", "GenerationMode", "tells generate's own checks about a drafted call with"
+)
 # Tables of classes, by config or model type.
-CONFIG_MAPPING_NAMES = inside("models.auto.configuration_auto", "CONFIG_MAPPING_NAMES", "looks model types up in")
-MODEL_FOR_CAUSAL_LM_MAPPING = inside("models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING", "finds causal LMs in")
-MODEL_FOR_MASKED_LM_MAPPING = inside("models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING", "finds two-way readers in")
-MODEL_MAPPING = inside("models.auto.modeling_auto", "MODEL_MAPPING", "finds the classes of decoder layers in")
+CONFIG_MAPPING_NAMES = inside(
+    "models.auto.configuration_auto", "CONFIG_MAPPING_NAMES", "looks model types up in"
+)
+MODEL_FOR_CAUSAL_LM_MAPPING = inside(
+    "models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING", "finds causal LMs in"
+)
+MODEL_FOR_MASKED_LM_MAPPING = inside(
+    "models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING", "finds two-way readers in"
+)
+MODEL_MAPPING = inside(
+    "models.auto.modeling_auto", "MODEL_MAPPING", "finds the classes of decoder layers in"
+)
 # Parts of models that drafters are made of.
 ACT2FN = inside("activations", "ACT2FN", "checks the activations of configs with")
-ROPE_INIT_FUNCTIONS = inside("modeling_rope_utils", "ROPE_INIT_FUNCTIONS", "checks the rotary embeddings of configs with")
-Gemma4TextScaledWordEmbedding = inside(
-    "models.gemma4.modeling_gemma4", "Gemma4TextScaledWordEmbedding", "makes the embeddings of Gemma 4 drafters of"
+ROPE_INIT_FUNCTIONS = inside(
+    "modeling_rope_utils", "ROPE_INIT_FUNCTIONS", "checks the rotary embeddings of configs with"
 )
-apply_rotary_pos_emb = inside("models.llama.modeling_llama", "apply_rotary_pos_emb", "turns the keys of blocks with")
+Gemma4TextScaledWordEmbedding = inside(
+    "models.gemma4.modeling_gemma4",
+    "Gemma4TextScaledWordEmbedding",
+    "makes the embeddings of Gemma 4 drafters of",
+)
+apply_rotary_pos_emb = inside(
+    "models.llama.modeling_llama", "apply_rotary_pos_emb", "turns the keys of blocks with"
+)
 # Training and files.
 find_adapter_config_file = inside("utils", "find_adapter_config_file", "recognises adapters with")
-get_available_reporting_integrations = inside("integrations", "get_available_reporting_integrations", "knows reporters by")
-get_length_grouped_indices = inside("trainer_pt_utils", "get_length_grouped_indices", "orders training samples with")
-ASSISTS_COMPILED = OUTPUT_CACHE == "cache"  # since 5.24 assisted generation compiles its verification over static caches
+get_available_reporting_integrations = inside(
+    "integrations", "get_available_reporting_integrations", "knows reporters by"
+)
+get_length_grouped_indices = inside(
+    "trainer_pt_utils", "get_length_grouped_indices", "orders training samples with"
+)
+# since 5.24 assisted generation compiles its verification over static caches
+ASSISTS_COMPILED = OUTPUT_CACHE == "cache"
 
 
 def compiles_everywhere(config: CompileConfig) -> CompileConfig:
@@ -44,20 +67,27 @@ def innermost(target: nn.Module) -> PreTrainedModel:
     """
     inner: Any = target
     while not isinstance(inner, PreTrainedModel):
-        within = getattr(inner, "module", getattr(inner, "_orig_mod", None))  # of DDP, of torch.compile
+        # of DDP, of torch.compile
+        within = getattr(inner, "module", getattr(inner, "_orig_mod", None))
         inner = inner.get_base_model() if hasattr(inner, "get_base_model") else within
         if inner is None:
-            raise ValueError(f"A drafter is set on a model of transformers, and {type(target).__name__} holds none.")
+            raise ValueError(
+                f"A drafter is set on a model of transformers, and {type(target).__name__} holds "
+                "none."
+            )
     return inner
 
 
-# Methods that are wrapped (integration/hook.py), and the parameters that they must have for that; None: any.
+# Methods that are wrapped (integration/hook.py), and the parameters that they must have for that;
+# None: any.
 WRAPPED: dict[str, set[str] | None] = {
     "_assisted_decoding": {
-        "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config", "synced_gpus", "streamer",
+        "self", "input_ids", "logits_processor", "stopping_criteria", "generation_config",
+        "synced_gpus", "streamer",
         "inputs_tensor", "assistant_model", "assistant_tokenizer", "tokenizer", "model_kwargs",
     },
-    "_validate_generation_mode": {"self", "generation_mode", "generation_config", "generation_mode_kwargs"},
+    "_validate_generation_mode": {"self", "generation_mode", "generation_config",
+    "generation_mode_kwargs"},
     "_prepare_generation_config": {"self", "generation_config", "kwargs"},
     "generate": None,
 }  # fmt: skip
@@ -69,25 +99,39 @@ def wrapped_methods() -> dict[str, Any]:
     Raises:
         ChangedTransformers: one is gone, or takes other arguments; the message names it.
     """
-    methods = {name: attribute(GenerationMixin, name, "wraps for assistant_model=drafter") for name in WRAPPED}
+    methods = {
+        name: attribute(GenerationMixin, name, "wraps for assistant_model=drafter")
+        for name in WRAPPED
+    }
     for name, method in methods.items():
         if WRAPPED[name] not in (None, set(inspect.signature(method).parameters)):
-            missing(f"GenerationMixin.{name} with the arguments of 5.17 to 5.24", "wraps for assistant_model=drafter")
+            missing(
+                f"GenerationMixin.{name} with the arguments of 5.17 to 5.24",
+                "wraps for assistant_model=drafter",
+            )
     return methods
 
 
 def plain_decoding(model: PreTrainedModel) -> Callable[..., Any]:
     """Look up the method that decodes prepared inputs greedily or by sampling."""
-    return attribute(model, "_sample", "decodes with where a drafter that is set cannot serve a call")
+    return attribute(
+        model, "_sample", "decodes with where a drafter that is set cannot serve a call"
+    )
 
 
 def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
-    """Look up the function under the name of a model's attention implementation; None for its own (eager)."""
-    return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.get(attention_of(model))
+    """Look up the function under the name of a model's attention implementation; None for its own
+    (eager).
+    """
+    return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.get(
+        attention_of(model)
+    )
 
 
 def supports_sdpa(model_type: type) -> bool:
-    """Tell whether a class of models has SDPA attention: Gemma 2, which caps its scores, and gpt-oss have eager alone."""
+    """Tell whether a class of models has SDPA attention: Gemma 2, which caps its scores, and
+    gpt-oss have eager alone.
+    """
     return attribute(model_type, "_supports_sdpa", "chooses the attention of drafters by")
 
 
@@ -97,7 +141,9 @@ def experts_of(config: PreTrainedConfig) -> str | None:
 
 
 def is_recurrent_model(model: PreTrainedModel) -> bool:
-    """Tell whether transformers knows a model as one with recurrent states, which its own assisted generation refuses."""
+    """Tell whether transformers knows a model as one with recurrent states, which its own assisted
+    generation refuses.
+    """
     return attribute(model, "_is_stateful", "leaves transformers' assisted generation out by")
 
 
@@ -108,12 +154,17 @@ def keeps_logits(model: PreTrainedModel) -> bool:
 
 def has_ordinary_cache(model: PreTrainedModel) -> bool:
     """Tell whether a model reads from a `DynamicCache`, and not from a cache of its own kind."""
-    return attribute(model, "_supports_default_dynamic_cache", "recognises caches that can be cropped by")()
+    return attribute(
+        model, "_supports_default_dynamic_cache", "recognises caches that can be cropped by"
+    )()
 
 
 def drops_cache(model: PreTrainedModel) -> bool:
     """Tell whether a forward would drop the cache: gradient checkpointing in training mode does."""
-    return any(part.training and vars(part).get("gradient_checkpointing", False) for part in model.modules())
+    return any(
+        part.training and vars(part).get("gradient_checkpointing", False)
+        for part in model.modules()
+    )
 
 
 def commit_of(model: PreTrainedModel) -> str | None:
@@ -122,7 +173,8 @@ def commit_of(model: PreTrainedModel) -> str | None:
 
 
 def wrap_pipelines(is_drafter: Callable[[Any], bool]) -> None:
-    """Let pipelines take drafters: their loader asks an assistant for a config, which drafters need not have.
+    """Let pipelines take drafters: their loader asks an assistant for a config, which drafters need
+    not have.
 
     Args:
         is_drafter: tells whether an object given as `assistant_model` is a drafter.
@@ -132,7 +184,9 @@ def wrap_pipelines(is_drafter: Callable[[Any], bool]) -> None:
     if load is None or getattr(load, "paradraft", False):
         return
 
-    def load_assistant_model(model: Any, assistant_model: Any, assistant_tokenizer: Any) -> tuple[Any, Any]:
+    def load_assistant_model(
+        model: Any, assistant_model: Any, assistant_tokenizer: Any
+    ) -> tuple[Any, Any]:
         if is_drafter(assistant_model):
             return assistant_model, None
         return load(model, assistant_model, assistant_tokenizer)

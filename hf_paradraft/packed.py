@@ -1,4 +1,6 @@
-"""Weights that are laid out once for a CPU's matrix products (oneDNN's), which else lay them out anew in every product."""
+"""Weights that are laid out once for a CPU's matrix products (oneDNN's), which else lay them out
+anew in every product.
+"""
 
 from typing import Any
 
@@ -8,7 +10,9 @@ from torch.nn.functional import linear
 
 
 class PackedProduct:
-    """A linear layer's product with its weight packed, in the place of its `forward`, so that its type stays an ordinary one."""
+    """A linear layer's product with its weight packed, in the place of its `forward`, so that its
+    type stays an ordinary one.
+    """
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):
         self.layer, self.dtype = layer, dtype
@@ -16,12 +20,15 @@ class PackedProduct:
 
     def __call__(self, states: Tensor) -> Tensor:
         weight = self.layer.weight
-        vector = states.dtype == torch.float32 and states[..., 0].numel() == 1  # its product is a sum of rows, as they lie
+        # its product is a sum of rows, as they lie
+        vector = states.dtype == torch.float32 and states[..., 0].numel() == 1
         if vector or torch.is_grad_enabled() or weight.dtype != self.dtype:
             return linear(states, weight, self.layer.bias)
         if self.weight != (now := (weight.data_ptr(), weight._version)):  # it was moved or changed
             self.weight, self.packed = now, torch.ops.mkldnn._reorder_linear_weight(weight.detach())
-        return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.layer.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(
+            states, self.packed, self.layer.bias, "none", [], ""
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedProduct, (self.layer, self.dtype)
@@ -30,11 +37,13 @@ class PackedProduct:
 def pack(model: nn.Module) -> int:
     """Pack the weights of a model's ordinary linear layers, for decoding.
 
-    Forwards of several rows are 1.2 to 1.8 times as fast then, in bf16 those of one row too (docs/measurements/engine.md). Logits
-    differ by rounding, so drafted texts are those of plain decoding with the packed model. The weights are held twice.
+    Forwards of several rows are 1.2 to 1.8 times as fast then, in bf16 those of one row too
+    (docs/measurements/engine.md). Logits differ by rounding, so drafted texts are those of plain
+    decoding with the packed model. The weights are held twice.
 
     Args:
-        model: in fp32, or in bf16 on a CPU with instructions for it; what is on a GPU, quantised or wrapped stays as it is.
+        model: in fp32, or in bf16 on a CPU with instructions for it; what is on a GPU, quantised or
+            wrapped stays as it is.
 
     Returns:
         The number of layers that were packed.
@@ -48,12 +57,20 @@ def pack(model: nn.Module) -> int:
     count = 0
     for part in model.modules():
         weight = getattr(part, "weight", None)
-        ordinary = type(part) is nn.Linear and type(weight) is nn.Parameter and "forward" not in vars(part)
-        if ordinary and weight.device.type == "cpu" and weight.dtype in dtypes and not weight.is_inference():
+        ordinary = (
+            type(part) is nn.Linear and type(weight) is nn.Parameter and "forward" not in vars(part)
+        )
+        if (
+            ordinary
+            and weight.device.type == "cpu"
+            and weight.dtype in dtypes
+            and not weight.is_inference()
+        ):
             part.forward, count = PackedProduct(part, weight.dtype), count + 1
     if not count:
         raise ValueError(
-            f"{type(model).__name__} has no weights that can be packed here: float32 ones, or bfloat16 ones where the CPU has "
-            "instructions for it (AVX-512 or AMX), of ordinary linear layers on a CPU."
+            f"{type(model).__name__} has no weights that can be packed here: float32 ones, or "
+            "bfloat16 ones where the CPU has instructions for it (AVX-512 or AMX), of ordinary "
+            "linear layers on a CPU."
         )
     return count

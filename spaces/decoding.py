@@ -9,7 +9,12 @@ from queue import Empty, Queue
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from hf_paradraft import SpeculationConfig, SpeculationStats
 from hf_paradraft.chat import Detokeniser
@@ -90,12 +95,14 @@ def stream(
     seed: int,
     **arguments: Any,
 ) -> Iterator[Progress]:
-    """Decode, and yield what is there about ten times a second; leaving the iteration stops the call.
+    """Decode, and yield what is there about ten times a second; leaving the iteration stops the
+    call.
 
     Args:
         target: answers.
         ids: int64 `(1, n)`, the prompt.
-        assistance: arguments of `generate` for this method. One of our drafters is used through a copy with `config`.
+        assistance: arguments of `generate` for this method. One of our drafters is used through a
+            copy with `config`.
         config: for our drafters.
         deadline: of `time.monotonic()`.
         seed: of sampling.
@@ -166,7 +173,9 @@ class Transcript:
 
     def update(self, progress: Progress) -> list[tuple[str, str]]:
         """All pieces, with what is new in `progress`."""
-        for token, origin in zip(progress.ids[self.done :], progress.origins[self.done :], strict=True):
+        for token, origin in zip(
+            progress.ids[self.done :], progress.origins[self.done :], strict=True
+        ):
             if new := self.detokeniser.push(token):
                 self.pieces.append((new, origin))
         self.done = len(progress.ids)

@@ -4,7 +4,8 @@ from typing import Any
 
 
 class BodyLimit:
-    """ASGI middleware that answers 413 to a body of more than so many bytes, whether its length is announced or not.
+    """ASGI middleware that answers 413 to a body of more than so many bytes, whether its length is
+    announced or not.
 
     Args:
         app: what it stands in front of.
@@ -49,6 +50,10 @@ class BodyLimit:
 
     async def _refuse(self, send: Any) -> None:
         text = f"A request has at most {self.most} bytes here.".encode()
-        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(text)).encode()), (b"connection", b"close")]
+        headers = [
+            (b"content-type", b"text/plain"),
+            (b"content-length", str(len(text)).encode()),
+            (b"connection", b"close"),
+        ]
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": text})

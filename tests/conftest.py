@@ -33,13 +33,22 @@ settings.load_profile("test")
 
 
 def pytest_collection_modifyitems(items):
-    """The long ones first, before them what one process does alone, so that none ends long after the others."""
-    items.sort(key=lambda item: (item.get_closest_marker("xdist_group") is None, item.get_closest_marker("slow") is None))
+    """The long ones first, before them what one process does alone, so that none ends long after
+    the others.
+    """
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("xdist_group") is None,
+            item.get_closest_marker("slow") is None,
+        )
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")
 def every_cpu_is_fast_at_fp32_alone():
-    """What a test shows does not hang on this machine's instructions; `bf16` asks for the others."""
+    """What a test shows does not hang on this machine's instructions; `bf16` asks for the
+    others.
+    """
     with pytest.MonkeyPatch.context() as patch:
         for probe in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
             patch.setattr(torch.cpu, probe, lambda: False)
@@ -54,7 +63,9 @@ def bf16(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def nothing_ran_before():
-    """Untrained weights are the same, and what is told once is told, in every test, whichever ran before."""
+    """Untrained weights are the same, and what is told once is told, in every test, whichever ran
+    before.
+    """
     torch.manual_seed(0)
     logging.Logger.warning_once.cache_clear()
 
@@ -85,10 +96,16 @@ def hub():
 def made(tmp_path_factory):
     """A target, and rows that it wrote."""
     folder = tmp_path_factory.mktemp("made")
-    target = tiny_model("llama", num_hidden_layers=6, initializer_range=0.15)  # milder: what it says can be learned
+    # milder: what it says can be learned
+    target = tiny_model("llama", num_hidden_layers=6, initializer_range=0.15)
     target.save_pretrained(folder / "target")
     make_tokenizer().save_pretrained(folder / "target")
-    prompts = torch.cat([torch.randint(0, 8, (1, 3), generator=torch.Generator().manual_seed(seed)) for seed in range(24)])
+    prompts = torch.cat(
+        [
+            torch.randint(0, 8, (1, 3), generator=torch.Generator().manual_seed(seed))
+            for seed in range(24)
+        ]
+    )
     written = target.generate(prompts, do_sample=False, max_new_tokens=40, eos_token_id=None)
     rows = [json.dumps({"text": make_tokenizer().decode(ids)}) + "\n" for ids in written]
     (folder / "rows.jsonl").write_text("".join(rows))

@@ -1,4 +1,6 @@
-"""A Hub on 127.0.0.1 for the real `huggingface_hub` client: repositories in memory, and faults on demand."""
+"""A Hub on 127.0.0.1 for the real `huggingface_hub` client: repositories in memory, and faults on
+demand.
+"""
 
 import base64
 import contextlib
@@ -41,7 +43,9 @@ class Repo:
     refs: dict[str, str] = field(default_factory=dict)
 
     def add(self, ref: str, files: dict[str, bytes], large: set[str], title: str) -> Commit:
-        oid = hashlib.sha1(f"commit {next(COMMITS)}".encode()).hexdigest()  # never one that a client's cache knows
+        oid = hashlib.sha1(
+            f"commit {next(COMMITS)}".encode()
+        ).hexdigest()  # never one that a client's cache knows
         self.commits[oid] = Commit(oid, files, large, title)
         self.refs[ref] = oid
         return self.commits[oid]
@@ -116,7 +120,9 @@ class Handler(BaseHTTPRequestHandler):
             self.rfile.readline()
         self.rfile.readline()
 
-    def _send(self, status: int, content: bytes | dict | list = b"", headers: dict[str, str] | None = None) -> None:
+    def _send(
+        self, status: int, content: bytes | dict | list = b"", headers: dict[str, str] | None = None
+    ) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
@@ -131,12 +137,20 @@ class Handler(BaseHTTPRequestHandler):
     def _route(self, parts: list[str]) -> None:
         match parts:
             case ["api", "whoami-v2"]:
-                self._send(200, {"type": "user", "name": USER, "orgs": [], "auth": {"type": "access_token"}})
+                self._send(
+                    200,
+                    {"type": "user", "name": USER, "orgs": [], "auth": {"type": "access_token"}},
+                )
             case ["api", "repos", "create"]:
                 self._create(json.loads(self.body))
             case ["api", "repos", "delete"]:
                 asked = json.loads(self.body)
-                self.server.repos.pop((asked.get("type", "model") + "s", f"{asked.get('organization') or USER}/{asked['name']}"))
+                self.server.repos.pop(
+                    (
+                        asked.get("type", "model") + "s",
+                        f"{asked.get('organization') or USER}/{asked['name']}",
+                    )
+                )
                 self._send(200, {})
             case ["api", "validate-yaml"]:
                 self._validate(json.loads(self.body)["content"])
@@ -149,25 +163,40 @@ class Handler(BaseHTTPRequestHandler):
             case ["api", kind, user, name, *rest] if kind in ("models", "spaces", "datasets"):
                 self._with_repo(kind, f"{user}/{name}", lambda repo: self._api(repo, rest))
             case ["spaces" | "datasets" as kind, user, name, "resolve", revision, *path]:
-                self._with_repo(kind, f"{user}/{name}", lambda repo: self._resolve(repo, revision, "/".join(path)))
+                self._with_repo(
+                    kind,
+                    f"{user}/{name}",
+                    lambda repo: self._resolve(repo, revision, "/".join(path)),
+                )
             case [user, name, "resolve", revision, *path]:
-                self._with_repo("models", f"{user}/{name}", lambda repo: self._resolve(repo, revision, "/".join(path)))
+                self._with_repo(
+                    "models",
+                    f"{user}/{name}",
+                    lambda repo: self._resolve(repo, revision, "/".join(path)),
+                )
             case _:
                 self._fail(404, "RepoNotFound")
 
     def _create(self, asked: dict) -> None:
         name = f"{asked.get('organization') or USER}/{asked['name']}"
         kind = asked.get("type", "model") + "s"
-        url = {"url": f"{self.server.url}/{'' if kind == 'models' else kind + '/'}{name}", "name": name}
+        url = {
+            "url": f"{self.server.url}/{'' if kind == 'models' else kind + '/'}{name}",
+            "name": name,
+        }
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             self._fail(401, "Unauthorized")
         elif (kind, name) in self.server.repos:
             self._send(409, url)
         else:
             repo = self.server.repos[kind, name] = Repo(
-                kind, name, private=bool(asked.get("private") or asked.get("visibility") == "private")
+                kind,
+                name,
+                private=bool(asked.get("private") or asked.get("visibility") == "private"),
             )
-            repo.add("main", {".gitattributes": b"*.safetensors filter=lfs\n"}, set(), "initial commit")
+            repo.add(
+                "main", {".gitattributes": b"*.safetensors filter=lfs\n"}, set(), "initial commit"
+            )
             self._send(200, url)
 
     def _validate(self, content: str) -> None:
@@ -178,7 +207,12 @@ class Handler(BaseHTTPRequestHandler):
             errors.append({"message": f'"license" must be one of {sorted(LICENSES)}'})
         if not all(isinstance(tag, str) for tag in data.get("tags", [])):
             errors.append({"message": '"tags" must be strings'})
-        if data.get("base_model_relation", "adapter") not in ("adapter", "finetune", "quantized", "merge"):
+        if data.get("base_model_relation", "adapter") not in (
+            "adapter",
+            "finetune",
+            "quantized",
+            "merge",
+        ):
             errors.append({"message": '"base_model_relation" is unknown'})
         if any(len(str(name).split("/")) > 2 for name in [data.get("base_model", "")]):
             errors.append({"message": '"base_model" must be a repository'})
@@ -188,8 +222,14 @@ class Handler(BaseHTTPRequestHandler):
         objects = []
         for wanted in asked["objects"]:
             upload = {"upload": {"href": f"{self.server.url}/lfs/{wanted['oid']}", "header": {}}}
-            objects.append({**wanted, **({} if wanted["oid"] in self.server.blobs else {"actions": upload})})
-        self._send(200, {"transfer": "basic", "objects": objects}, {"Content-Type": "application/vnd.git-lfs+json"})
+            objects.append(
+                {**wanted, **({} if wanted["oid"] in self.server.blobs else {"actions": upload})}
+            )
+        self._send(
+            200,
+            {"transfer": "basic", "objects": objects},
+            {"Content-Type": "application/vnd.git-lfs+json"},
+        )
 
     def _with_repo(self, kind: str, name: str, then) -> None:
         repo = self.server.repos.get((kind, name))
@@ -208,32 +248,59 @@ class Handler(BaseHTTPRequestHandler):
                 if commit is None:
                     self._fail(404, "RevisionNotFound")
                     return
-                info = {"id": repo.name, "sha": commit.oid, "private": repo.private, "gated": repo.gated, "tags": []}
-                self._send(200, {**info, "siblings": [{"rfilename": path} for path in sorted(commit.files)]})
+                info = {
+                    "id": repo.name,
+                    "sha": commit.oid,
+                    "private": repo.private,
+                    "gated": repo.gated,
+                    "tags": [],
+                }
+                self._send(
+                    200,
+                    {**info, "siblings": [{"rfilename": path} for path in sorted(commit.files)]},
+                )
             case ["tree", revision, *folder]:
                 commit = repo.at(revision)
                 if commit is None:
                     self._fail(404, "RevisionNotFound")
                 else:
-                    self._send(200, [self._entry(commit, path) for path in commit.files if path.startswith("/".join(folder))])
+                    self._send(
+                        200,
+                        [
+                            self._entry(commit, path)
+                            for path in commit.files
+                            if path.startswith("/".join(folder))
+                        ],
+                    )
             case ["preupload", revision]:
                 if "create_pr" not in self.query and repo.at(revision) is None:
                     self._fail(404, "RevisionNotFound")
                     return
                 paths = [file["path"] for file in json.loads(self.body)["files"]]
-                modes = {path: "lfs" if path.endswith((".safetensors", ".png")) else "regular" for path in paths}
-                files = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+                modes = {
+                    path: "lfs" if path.endswith((".safetensors", ".png")) else "regular"
+                    for path in paths
+                }
+                files = [
+                    {"path": path, "uploadMode": mode, "shouldIgnore": False}
+                    for path, mode in modes.items()
+                ]
                 self._send(200, {"files": files})
             case ["commit", revision]:
                 self._commit(repo, revision)
             case ["branch", branch]:
-                repo.refs[branch] = repo.refs[json.loads(self.body or b"{}").get("startingPoint") or "main"]
+                repo.refs[branch] = repo.refs[
+                    json.loads(self.body or b"{}").get("startingPoint") or "main"
+                ]
                 self._send(200, {})
             case ["tag", revision]:
                 repo.refs[json.loads(self.body)["tag"]] = repo.at(revision).oid
                 self._send(200, {})
             case ["refs"]:
-                refs = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": oid} for name, oid in repo.refs.items()]
+                refs = [
+                    {"name": name, "ref": f"refs/heads/{name}", "targetCommit": oid}
+                    for name, oid in repo.refs.items()
+                ]
                 self._send(200, {"branches": refs, "converts": [], "tags": []})
             case _:
                 self._fail(404, "EntryNotFound")
@@ -257,15 +324,28 @@ class Handler(BaseHTTPRequestHandler):
         ref, pull = revision, {}
         if "create_pr" in self.query:
             number = 1 + sum(name.startswith("refs/pr/") for name in repo.refs)
-            ref, pull = f"refs/pr/{number}", {"pullRequestUrl": f"{self.server.url}/{repo.name}/discussions/{number}"}
+            ref = f"refs/pr/{number}"
+            pull = {"pullRequestUrl": f"{self.server.url}/{repo.name}/discussions/{number}"}
         commit = repo.add(ref, files, large, title)
-        self._send(200, {"success": True, "commitOid": commit.oid, "commitUrl": f"{self.server.url}/{repo.name}", **pull})
+        self._send(
+            200,
+            {
+                "success": True,
+                "commitOid": commit.oid,
+                "commitUrl": f"{self.server.url}/{repo.name}",
+                **pull,
+            },
+        )
 
     def _entry(self, commit: Commit, path: str) -> dict:
         content = commit.files[path]
         sha = hashlib.sha256(content).hexdigest()
         entry = {"type": "file", "path": path, "size": len(content), "oid": self._git_oid(content)}
-        return {**entry, "lfs": {"oid": sha, "size": len(content), "pointerSize": 134}} if path in commit.large else entry
+        return (
+            {**entry, "lfs": {"oid": sha, "size": len(content), "pointerSize": 134}}
+            if path in commit.large
+            else entry
+        )
 
     @staticmethod
     def _git_oid(content: bytes) -> str:
@@ -277,13 +357,24 @@ class Handler(BaseHTTPRequestHandler):
             self._fail(404, "RevisionNotFound")
             return
         if path not in commit.files:
-            headers = {"X-Repo-Commit": commit.oid, "X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found"}
+            headers = {
+                "X-Repo-Commit": commit.oid,
+                "X-Error-Code": "EntryNotFound",
+                "X-Error-Message": "Entry not found",
+            }
             self._send(404, b"", headers)
             return
         content = commit.files[path]
-        headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{self._git_oid(content)}"', "Accept-Ranges": "bytes"}
+        headers = {
+            "X-Repo-Commit": commit.oid,
+            "ETag": f'"{self._git_oid(content)}"',
+            "Accept-Ranges": "bytes",
+        }
         if path in commit.large:
-            headers |= {"X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Linked-Size": str(len(content))}
+            headers |= {
+                "X-Linked-Etag": f'"{hashlib.sha256(content).hexdigest()}"',
+                "X-Linked-Size": str(len(content)),
+            }
         if (asked := self.headers.get("Range")) and self.command == "GET":
             begin, _, end = asked.removeprefix("bytes=").partition("-")
             end = int(end) if end else len(content) - 1
@@ -295,6 +386,7 @@ class Handler(BaseHTTPRequestHandler):
 
 if __name__ == "__main__":  # a Hub to try the client against: python tests/loopback.py
     local = LoopbackHub().start()
-    print(f"export HF_ENDPOINT={local.url} HF_TOKEN={TOKEN} HF_HUB_DISABLE_XET=1", flush=True)  # Xet is the real Hub's alone
+    # Xet is the real Hub's alone
+    print(f"export HF_ENDPOINT={local.url} HF_TOKEN={TOKEN} HF_HUB_DISABLE_XET=1", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         threading.Event().wait()

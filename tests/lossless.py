@@ -16,7 +16,8 @@ def left_padded(prompts, pad=0):
 
 
 def assert_lossless(target, drafter, prompts, *, seed=None, plain=None, **options):
-    """Assert that ids, and with a `seed` the generator's state, are those of `target.generate` without a drafter.
+    """Assert that ids, and with a `seed` the generator's state, are those of `target.generate`
+    without a drafter.
 
     Args:
         target, drafter: random weights in float64, or trained ones.
@@ -39,7 +40,9 @@ def assert_lossless(target, drafter, prompts, *, seed=None, plain=None, **option
     expected, state = run() if plain is None else (plain, None)
     drafted, after = run(assistant_model=drafter)
     assert torch.equal(expected, drafted), f"plain {expected.tolist()}, drafted {drafted.tolist()}"
-    assert seed is None or state is None or torch.equal(state, after), "the generator stands elsewhere"
+    assert seed is None or state is None or torch.equal(state, after), (
+        "the generator stands elsewhere"
+    )
     return drafted
 
 
@@ -54,7 +57,9 @@ class Heard:
 
 @contextmanager
 def listen(drafter, answer=None):
-    """What a drafter is asked in the block, and what it guesses; `answer(prefixes, guesses)` puts others in their place."""
+    """What a drafter is asked in the block, and what it guesses; `answer(prefixes, guesses)` puts
+    others in their place.
+    """
     heard, start = [], drafter.start_drafting
 
     def started(*args):
@@ -63,7 +68,10 @@ def listen(drafter, answer=None):
 
         def proposed(prefixes):
             guesses = propose(prefixes)
-            heard.extend(Heard(prefix.ids.clone(), prefix.room, guess) for prefix, guess in zip(prefixes, guesses, strict=True))
+            heard.extend(
+                Heard(prefix.ids.clone(), prefix.room, guess)
+                for prefix, guess in zip(prefixes, guesses, strict=True)
+            )
             return guesses if answer is None else answer(prefixes, guesses)
 
         drafting.propose = proposed

@@ -1,4 +1,6 @@
-"""What the tests of published drafters share: their target, the expected numbers, and features and guesses of a call."""
+"""What the tests of published drafters share: their target, the expected numbers, and features and
+guesses of a call.
+"""
 
 from pathlib import Path
 
@@ -20,7 +22,9 @@ LENGTH = 12
 
 
 def features_of(drafter, length=LENGTH - 1):
-    """The expected text's features, by the keys that the drafter asks for; further ones at random."""
+    """The expected text's features, by the keys that the drafter asks for; further ones at
+    random.
+    """
     rows = EXPECTED["features"][:length].split(D, dim=-1)
     return {key: rows[index % 3][None] + index // 3 for index, key in enumerate(drafter.features)}
 
@@ -29,14 +33,18 @@ def features_of(drafter, length=LENGTH - 1):
 def features_behind(drafter, target, ids, **images):
     features = Features(target, drafter.needs(target))
     cached = any(isinstance(key, KeyValues) for key in features.keys)
-    cache = with_cache(target, DynamicCache(config=target.config.get_text_config())) if cached else {}
+    cache = (
+        with_cache(target, DynamicCache(config=target.config.get_text_config())) if cached else {}
+    )
     with features:
         target(ids, use_cache=cached, **cache, **images)
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 
 def guesses_of_a_call(drafter, target, ids, answers=None, **options):
-    """What the engine was given, with the prefixes that it had asked about; every other round goes by the answers, if any."""
+    """What the engine was given, with the prefixes that it had asked about; every other round goes
+    by the answers, if any.
+    """
 
     def by_turns(prefixes, guesses):
         if answers is None or len(heard) // len(prefixes) % 2:
@@ -46,14 +54,22 @@ def guesses_of_a_call(drafter, target, ids, answers=None, **options):
             for question, answer in zip(prefixes, answers, strict=True)
         ]
 
-    options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0, **options}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 20,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **options,
+    }
     with listen(drafter, by_turns) as heard:
         target.generate(ids, assistant_model=drafter, **options)
     return [(question.ids, question.room, question.guess) for question in heard]
 
 
 def check_guesses(drafter, target, seen, tolerance=1e-3, **images):
-    """What `guesses_of_a_call` gave is what `draft_logits` gives behind the whole prefixes; how many guesses that were."""
+    """What `guesses_of_a_call` gave is what `draft_logits` gives behind the whole prefixes; how
+    many guesses that were.
+    """
     checked = 0
     for ids, room, guess in seen:
         if not room or not len(guess.logits):
@@ -72,6 +88,8 @@ def check_guesses(drafter, target, seen, tolerance=1e-3, **images):
                 best = row.argmax()
                 token = (best if guess.vocabulary is None else guess.vocabulary[best])[None]
         else:
-            torch.testing.assert_close(given, expected[: len(given)], rtol=tolerance, atol=tolerance)
+            torch.testing.assert_close(
+                given, expected[: len(given)], rtol=tolerance, atol=tolerance
+            )
         checked += 1
     return checked

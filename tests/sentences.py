@@ -18,8 +18,14 @@ def prose(text: str) -> str:
 
 def sentences(text: str) -> list[int]:
     """Words of each sentence; links in a row are none."""
-    paragraphs = [part for part in re.split(r"\n\s*\n|\n(?=[*\d] )", prose(text)) if " · " not in part]
-    parts = [part for paragraph in paragraphs for part in re.split(r"(?<=[.:;!?])\s+", " ".join(paragraph.split()))]
+    paragraphs = [
+        part for part in re.split(r"\n\s*\n|\n(?=[*\d] )", prose(text)) if " · " not in part
+    ]
+    parts = [
+        part
+        for paragraph in paragraphs
+        for part in re.split(r"(?<=[.:;!?])\s+", " ".join(paragraph.split()))
+    ]
     return [count for part in parts if (count := len(re.findall(r"[\w`][\w`'.,-]*", part)))]
 
 
@@ -40,4 +46,7 @@ def count_words(text: str) -> Counted:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         counted = count_words(Path(name).read_text())
-        print(f"{name:40} {counted.lines:4} lines {counted.words:5} words {counted.words_a_sentence:5.1f} a sentence")
+        print(
+            f"{name:40} {counted.lines:4} lines {counted.words:5} words "
+            f"{counted.words_a_sentence:5.1f} a sentence"
+        )

@@ -28,8 +28,12 @@ def test_a_template_that_iterates_over_parts_gets_parts():
     turns = [{"role": "user", "content": "b c"}]
     plain = render_chat(tokenizer, turns, True)
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ ' ' + m['role'][0] }}{% for part in m['content'] %}{% if part['type'] == 'text' %}"
-        "{{ ' ' + part['text'] }}{% endif %}{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ ' a ' }}{% endif %}"
+        "{% for m in messages %}{{ ' ' + m['role'][0] }}{% for part in m['content'] %}{% if "
+        "part['type'] == 'text' %}{{ ' ' + part['text'] }}{% endif %}{% endfor %}{% endfor %}{% if "
+        "add_generation_prompt %}{{ ' a ' }}{% endif %}"
     )
     assert render_chat(tokenizer, turns, True) == plain
-    assert encode_chat_prompt(tokenizer, turns) == tokenizer(plain, add_special_tokens=False)["input_ids"]
+    assert (
+        encode_chat_prompt(tokenizer, turns)
+        == tokenizer(plain, add_special_tokens=False)["input_ids"]
+    )

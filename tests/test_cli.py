@@ -17,7 +17,16 @@ run = CliRunner().invoke
 
 @pytest.mark.parametrize(
     "command",
-    [["demo"], ["generate"], ["bench"], ["report"], ["info"], ["regenerate"], ["train", "pard"], ["train", "ppd"]],
+    [
+        ["demo"],
+        ["generate"],
+        ["bench"],
+        ["report"],
+        ["info"],
+        ["regenerate"],
+        ["train", "pard"],
+        ["train", "ppd"],
+    ],
     ids=" ".join,
 )
 def test_help_has_an_example(command):
@@ -59,7 +68,17 @@ def test_info():
 
 @pytest.mark.slow
 def test_generate_streams_and_compares():
-    result = run(app, ["generate", "Write as JSON:\nname: Mia\nage: 31", "--max-new-tokens", "24", "--dtype", "float32"])
+    result = run(
+        app,
+        [
+            "generate",
+            "Write as JSON:\nname: Mia\nage: 31",
+            "--max-new-tokens",
+            "24",
+            "--dtype",
+            "float32",
+        ],
+    )
     assert result.exit_code == 0
     assert "identical to its output" in " ".join(result.output.split())
 
@@ -68,12 +87,25 @@ def test_generate_streams_and_compares():
 def test_bench_writes_records(tmp_path, tmp_path_factory):
     file, questions = tmp_path / "bench.json", tmp_path_factory.mktemp("questions") / "two.jsonl"
     questions.write_text("".join(QUESTIONS.read_text().splitlines(keepends=True)[:64:32]))
-    short = ["--questions", str(questions), "--max-new-tokens", "4", "-k", "8", "--dtype", "float32", "--repeats", "1"]
+    short = [
+        "--questions",
+        str(questions),
+        "--max-new-tokens",
+        "4",
+        "-k",
+        "8",
+        "--dtype",
+        "float32",
+        "--repeats",
+        "1",
+    ]
     result = run(app, ["bench", *short, "--json", str(file)])
     assert result.exit_code == 0, result.output
     rows = {row["method"]: row for row in json.loads(file.read_text())}
     assert rows["pard-chain-k8"]["matches_reference"] == 1
-    fields = "method tokens seconds tokens_per_second speedup tau matches_reference by_category".split()
+    fields = (
+        "method tokens seconds tokens_per_second speedup tau matches_reference by_category".split()
+    )
     assert set(fields) <= set(rows["plain"])
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
     assert run(app, ["bench", *short, "--only", "pard-chain", "--json", str(file)]).exit_code == 0
@@ -81,13 +113,33 @@ def test_bench_writes_records(tmp_path, tmp_path_factory):
     result = run(app, ["bench", *short, "--only", "nothing"])
     assert result.exit_code == 2
     assert "there are plain, assisted-k3" in " ".join(result.output.replace("│", "").split())
-    result = run(app, ["report", str(file), "--markdown", str(tmp_path / "table.md"), "--plot", str(tmp_path / "figures")])
+    result = run(
+        app,
+        [
+            "report",
+            str(file),
+            "--markdown",
+            str(tmp_path / "table.md"),
+            "--plot",
+            str(tmp_path / "figures"),
+        ],
+    )
     assert result.exit_code == 0, result.output
     assert "pard-chain-k8" in (tmp_path / "table.md").read_text()
     assert (tmp_path / "figures" / "latency.png").exists()
     for place in ("figures", "one.png", "one.svg", "one.pdf"):  # and again over them
         for _ in range(2):
-            result = run(app, ["report", str(file), "--markdown", str(tmp_path / "table.md"), "--plot", str(tmp_path / place)])
+            result = run(
+                app,
+                [
+                    "report",
+                    str(file),
+                    "--markdown",
+                    str(tmp_path / "table.md"),
+                    "--plot",
+                    str(tmp_path / place),
+                ],
+            )
             assert result.exit_code == 0, result.output
 
 
@@ -111,7 +163,10 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
         (["bench", "--plot", str(tmp_path / "pictures")], "no benchmark has drawn"),
         (["bench", "--markdown", str(tmp_path / "notes.md")], "no benchmark has written"),
         (["bench", "--parent", "somewhere"], "has its own"),
-        (["bench", "--target", "a", "--drafter", "b", "--drafter", "c", "--case", "batches"], "looks at one drafter"),
+        (
+            ["bench", "--target", "a", "--drafter", "b", "--drafter", "c", "--case", "batches"],
+            "looks at one drafter",
+        ),
     ):
         result = run(app, words)
         assert result.exit_code == 2, words
@@ -124,14 +179,17 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
 def paradraft(*arguments, stdin=b"", **environment):
     """The command in a process of its own: its exit code and what it wrote, as bytes."""
     done = subprocess.run(
-        [sys.executable, "-m", "hf_paradraft.cli", *arguments], input=stdin, capture_output=True, check=False,
+        [sys.executable, "-m", "hf_paradraft.cli", *arguments], input=stdin, capture_output=True,
+        check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-@pytest.mark.parametrize("command", [["--help"], ["bench", "--help"], ["info", str(FAMILY / "pard")]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["--help"], ["bench", "--help"], ["info", str(FAMILY / "pard")]], ids=" ".join
+)
 def test_no_console_ends_for_the_sake_of_a_character(encoding, command):
     code, shown = paradraft(*command, PYTHONIOENCODING=encoding)
     assert code == 0, shown
@@ -140,7 +198,15 @@ def test_no_console_ends_for_the_sake_of_a_character(encoding, command):
 
 @pytest.mark.slow
 def test_an_answer_on_a_console_of_windows():
-    code, shown = paradraft("generate", "Hello", "--max-new-tokens", "8", "--dtype", "float32", PYTHONIOENCODING="cp1252")
+    code, shown = paradraft(
+        "generate",
+        "Hello",
+        "--max-new-tokens",
+        "8",
+        "--dtype",
+        "float32",
+        PYTHONIOENCODING="cp1252",
+    )
     assert code == 0, shown
     assert b"plain generate" in shown
 
@@ -155,20 +221,25 @@ def test_a_home_folder_behind_an_equals_sign(tmp_path, monkeypatch):
     assert with_home("~/d is a folder", "") == "~/d is a folder"  # a prompt
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "file").touch()
-    result = run(app, ["train", "pard", "--model", "m", "--train-file=~/rows.jsonl", "--output-dir=~/d"])
+    result = run(
+        app, ["train", "pard", "--model", "m", "--train-file=~/rows.jsonl", "--output-dir=~/d"]
+    )
     assert str(tmp_path / "d") in str(result.exception)
     assert not (tmp_path / "~").exists()
 
 
 @pytest.mark.slow
 def test_a_prompt_from_standard_input():
-    code, shown = paradraft("generate", "-", "--max-new-tokens", "8", "--dtype", "float32", stdin="Grüße, Mia".encode())
+    code, shown = paradraft(
+        "generate", "-", "--max-new-tokens", "8", "--dtype", "float32", stdin="Grüße, Mia".encode()
+    )
     assert code == 0, shown
     assert "Grüße, Mia" in shown.decode()
 
 
 @pytest.mark.parametrize(("prompt", "stdin", "said"), [
-    ("-", b"\xff\xfe\xfa", b"no text in UTF-8"), ("-", b"  ", b"prompt is empty"), (b"\xff", b"", b"half a character"),
+    ("-", b"\xff\xfe\xfa", b"no text in UTF-8"), ("-", b"  ", b"prompt is empty"), (b"\xff", b"",
+    b"half a character"),
 ])  # fmt: skip
 def test_a_prompt_that_is_no_text(prompt, stdin, said):
     code, shown = paradraft("generate", prompt, stdin=stdin)

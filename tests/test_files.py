@@ -29,7 +29,9 @@ def test_checkpoints_below_are_not_downloaded(hub, tmp_path):
 
 
 def test_revision_and_subfolder_are_remembered(hub, tmp_path):
-    """The tokenizer that is published again, and compared, is the one that lies beside the weights."""
+    """The tokenizer that is published again, and compared, is the one that lies beside the
+    weights.
+    """
     drafter = near_copy(tiny_model())
     drafter.save_pretrained(tmp_path / "inner")
     make_tokenizer("a b c d").save_pretrained(tmp_path / "inner")
@@ -38,7 +40,9 @@ def test_revision_and_subfolder_are_remembered(hub, tmp_path):
     api.create_repo("user/two")
     api.create_branch("user/two", branch="next")
     api.upload_folder(repo_id="user/two", folder_path=tmp_path, revision="next")
-    loaded = hf_paradraft.AutoDrafter.from_pretrained("user/two", revision="next", subfolder="inner")
+    loaded = hf_paradraft.AutoDrafter.from_pretrained(
+        "user/two", revision="next", subfolder="inner"
+    )
     assert loaded.name_or_path == "user/two"
     assert loaded.found_under == {"revision": "next", "subfolder": "inner"}
     loaded.push_to_hub("user/again")
@@ -52,7 +56,8 @@ def test_revision_and_subfolder_are_remembered(hub, tmp_path):
     import torch
 
     prompt = torch.tensor([[1, 2, 3]])
-    target.generate(prompt, assistant_model=loaded, max_new_tokens=3, do_sample=False)  # the same tokens, under that subfolder
+    # the same tokens, under that subfolder
+    target.generate(prompt, assistant_model=loaded, max_new_tokens=3, do_sample=False)
     assert again.found_under == {}
 
 
@@ -70,7 +75,9 @@ def test_an_index_whose_pieces_are_gone_says_nothing(tmp_path):
     shutil.copy(tmp_path / "plain" / files.INDEX, tmp_path / "drafter")
     held = files.tensor_files(tmp_path / "drafter")
     assert set(held.values()) == {tmp_path / "drafter" / files.WHOLE}
-    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter"), hf_paradraft.PardDrafter)
+    assert isinstance(
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter"), hf_paradraft.PardDrafter
+    )
 
 
 def test_rows_come_through_a_pipe(tmp_path):
@@ -90,7 +97,9 @@ def test_a_write_is_whole_or_not_at_all(tmp_path, monkeypatch):
     assert file.read_text() == "old"
 
 
-@pytest.mark.parametrize(("text", "message"), [("{broken\n", "line 1"), ("[1]\n", "wanted an object")])
+@pytest.mark.parametrize(
+    ("text", "message"), [("{broken\n", "line 1"), ("[1]\n", "wanted an object")]
+)
 def test_rows_that_are_none(tmp_path, text, message):
     (tmp_path / "rows.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,6 @@
-"""transformers' insides are named in two modules; a name that is gone is one sentence, where it is needed and nowhere else."""
+"""transformers' insides are named in two modules; a name that is gone is one sentence, where it is
+needed and nowhere else.
+"""
 
 import ast
 import subprocess
@@ -16,17 +18,24 @@ from hf_paradraft import names, outer_names
 PACKAGE = Path(hf_paradraft.__file__).parent
 DOCUMENTED = {"transformers", "transformers.utils"}  # and of the latter `logging` alone
 PRIVATE = {
-    "_attn_implementation", "_supports_sdpa", "_experts_implementation", "_is_stateful", "_supports_logits_to_keep",
-    "_supports_default_dynamic_cache", "_pad_token_tensor", "_commit_hash", "_name_or_path", "_optimize_model_for_decode",
+    "_attn_implementation", "_supports_sdpa", "_experts_implementation", "_is_stateful",
+    "_supports_logits_to_keep", "_supports_default_dynamic_cache", "_pad_token_tensor",
+    "_commit_hash", "_name_or_path", "_optimize_model_for_decode",
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE)))
+@pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
+)
 def test_no_other_module_looks_inside(file):
     if file.name in ("names.py", "outer_names.py"):
         return
     for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "transformers" and not node.level:
+        if (
+            isinstance(node, ast.ImportFrom)
+            and (node.module or "").split(".")[0] == "transformers"
+            and not node.level
+        ):
             assert node.module in DOCUMENTED, f"line {node.lineno}: from {node.module} import"
             if node.module == "transformers.utils":
                 assert {name.name for name in node.names} == {"logging"}, f"line {node.lineno}"
@@ -40,7 +49,8 @@ GONE = """
 import sys
 import warnings
 import torch
-import transformers, transformers.cache_utils, transformers.trainer_pt_utils, transformers.models.gemma4.modeling_gemma4
+import transformers, transformers.cache_utils, transformers.trainer_pt_utils
+import transformers.models.gemma4.modeling_gemma4
 warnings.simplefilter("ignore")
 sys.path.insert(0, "tests")
 {remove}
@@ -52,7 +62,8 @@ drafter = near_copy(target)
 ids = torch.tensor([[1, 2, 3]])
 plain = target.generate(ids, do_sample=False, max_new_tokens=8)
 try:
-    print(torch.equal(plain, target.generate(ids, do_sample=False, max_new_tokens=8, assistant_model=drafter)))
+    options = {{"do_sample": False, "max_new_tokens": 8, "assistant_model": drafter}}
+    print(torch.equal(plain, target.generate(ids, **options)))
 except ImportError as error:
     print(error)
 """
@@ -61,24 +72,43 @@ except ImportError as error:
 @pytest.mark.parametrize(
     ("owner", "name", "said"),
     [
-        ("transformers.models.gemma4.modeling_gemma4", "Gemma4TextScaledWordEmbedding", "True"),  # which this call does not need
+        # which this call does not need
+        (
+            "transformers.models.gemma4.modeling_gemma4",
+            "Gemma4TextScaledWordEmbedding",
+            "True",
+        ),
         ("transformers.trainer_pt_utils", "get_length_grouped_indices", "True"),
-        ("transformers.cache_utils", "LinearAttentionCacheLayerMixin", "no cache_utils.LinearAttentionCacheLayerMixin, which"),
+        (
+            "transformers.cache_utils",
+            "LinearAttentionCacheLayerMixin",
+            "no cache_utils.LinearAttentionCacheLayerMixin, which",
+        ),
     ],
 )
 def test_a_name_that_is_gone(owner, name, said):
     """It is gone while the library is imported; transformers itself has it back behind that."""
-    assert said in run_without(f"kept = {owner}.{name}; del {owner}.{name}", f"{owner}.{name} = kept")
+    assert said in run_without(
+        f"kept = {owner}.{name}; del {owner}.{name}", f"{owner}.{name} = kept"
+    )
 
 
 def test_an_attribute_that_is_gone():
-    with pytest.raises(names.ChangedTransformers, match=r"no object\._supports_logits_to_keep, which"):
+    with pytest.raises(
+        names.ChangedTransformers, match=r"no object\._supports_logits_to_keep, which"
+    ):
         outer_names.keeps_logits(object())
 
 
 def run_without(before, after):
     program = GONE.format(remove=before, after=after)
-    done = subprocess.run([sys.executable, "-c", program], cwd=PACKAGE.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=PACKAGE.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -91,7 +121,10 @@ def test_the_cache_has_one_name_in_calls_forwards_and_outputs():
     assert names.cache_in({"past_key_values": None, "cache": cache}) is cache
     assert names.cache_in({"attention_mask": None}) is None
     out = target.generate(
-        torch.tensor([[1, 2]]), max_new_tokens=4, return_dict_in_generate=True, assistant_model=near_copy(target)
+        torch.tensor([[1, 2]]),
+        max_new_tokens=4,
+        return_dict_in_generate=True,
+        assistant_model=near_copy(target),
     )
     assert out[CACHE].get_seq_length() == out.sequences.shape[1] - 1
 
@@ -99,8 +132,18 @@ def test_the_cache_has_one_name_in_calls_forwards_and_outputs():
 class Former(LlamaForCausalLM):
     """A model as code on the Hub has it, whose forward still has the old name."""
 
-    def forward(self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, logits_to_keep=0, **kwargs):
-        return super().forward(input_ids, attention_mask, position_ids, **{CACHE: past_key_values}, **kwargs)
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
+        return super().forward(
+            input_ids, attention_mask, position_ids, **{CACHE: past_key_values}, **kwargs
+        )
 
 
 def test_a_models_own_name_counts():
@@ -122,7 +165,9 @@ def test_experts_are_decoded_with_the_kernel_of_plain_decoding(monkeypatch, prom
         def __exit__(self, *_):
             entered.clear()
 
-    monkeypatch.setattr(type(target), "_optimize_model_for_decode", lambda self: Mode(), raising=False)
+    monkeypatch.setattr(
+        type(target), "_optimize_model_for_decode", lambda self: Mode(), raising=False
+    )
     handle = target.register_forward_pre_hook(lambda *_: modes.append(bool(entered)))
     generate(target, drafter, prompt)
     modes.clear()

@@ -12,7 +12,9 @@ from hf_paradraft import SpeculationConfig, pack
 
 @pytest.fixture
 def target():
-    """A model in fp32, packed; its texts are compared with themselves, so near-ties do not matter between machines."""
+    """A model in fp32, packed; its texts are compared with themselves, so near-ties do not matter
+    between machines.
+    """
     target = tiny_model(dtype=torch.float32)
     assert pack(target) == sum(type(part) is nn.Linear for part in target.modules())
     return target
@@ -35,7 +37,11 @@ def test_products_are_the_layers_own(target):
 @torch.no_grad()
 def test_changed_weights_are_seen(target):
     layer = target.model.layers[0].mlp.up_proj
-    for change in (lambda: layer.weight.mul_(2), lambda: layer.to(torch.float64), lambda: layer.to(torch.float32)):
+    for change in (
+        lambda: layer.weight.mul_(2),
+        lambda: layer.to(torch.float64),
+        lambda: layer.to(torch.float32),
+    ):
         products(layer, 5)
         change()
         torch.testing.assert_close(*products(layer, 5))
@@ -55,7 +61,9 @@ def test_drafted_texts_are_the_packed_models(target, tree_size):
     drafter, prompt = near_copy(target, 0.02), torch.tensor([[5, 6, 7]])
     drafter.speculation_config = SpeculationConfig(4, tree_size, never_slower=False)
     plain = target.generate(prompt, max_new_tokens=40, do_sample=False)
-    assert target.generate(prompt, max_new_tokens=40, do_sample=False, assistant_model=drafter).equal(plain)
+    assert target.generate(
+        prompt, max_new_tokens=40, do_sample=False, assistant_model=drafter
+    ).equal(plain)
     assert drafter.last_stats.num_rounds < 30
 
 
@@ -69,7 +77,11 @@ def test_costs_are_measured_anew(target, monkeypatch, tmp_path):
 
     monkeypatch.setattr(latency, "FOLDER", tmp_path)
     measured = []
-    monkeypatch.setattr(latency, "measure", lambda model: measured.append(model) or latency.RowLatency([1, 2], [1.0, 2.0]))
+    monkeypatch.setattr(
+        latency,
+        "measure",
+        lambda model: measured.append(model) or latency.RowLatency([1, 2], [1.0, 2.0]),
+    )
     plain = tiny_model(dtype=torch.float32)
     for model in (target, target, plain):
         latency.row_latency(model)

@@ -19,7 +19,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 import hf_paradraft
 
 VOCAB, EOS, MASK = 32, 30, 31
-CACHE = hf_paradraft.names.OUTPUT_CACHE  # the argument of generate and of forwards, before and since transformers 5.24
+# the argument of generate and of forwards, before and since transformers 5.24
+CACHE = hf_paradraft.names.OUTPUT_CACHE
 
 SHARED = {
     "vocab_size": VOCAB,
@@ -39,20 +40,23 @@ ARCHITECTURES = {
     "qwen2": lambda **kw: Qwen2Config(**{**SHARED, **kw}),
     "qwen3": lambda **kw: Qwen3Config(**{**SHARED, "head_dim": 8, **kw}),
     "mistral-sliding": lambda **kw: MistralConfig(**{**SHARED, "sliding_window": 12, **kw}),
-    "gemma4": lambda **kw: Gemma4TextConfig(  # windows, heads that differ, and last layers that read another one's cache
-        **{
-            **SHARED,
-            "num_hidden_layers": 4,
-            "head_dim": 8,
-            "global_head_dim": 16,
-            "num_global_key_value_heads": 1,
-            "sliding_window": 12,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
-            "num_kv_shared_layers": 2,
-            "hidden_size_per_layer_input": 8,
-            "vocab_size_per_layer_input": kw.get("vocab_size", VOCAB),
-            **kw,
-        }
+    "gemma4": lambda **kw: (
+        # windows, heads that differ, and last layers that read another one's cache
+        Gemma4TextConfig(
+            **{
+                **SHARED,
+                "num_hidden_layers": 4,
+                "head_dim": 8,
+                "global_head_dim": 16,
+                "num_global_key_value_heads": 1,
+                "sliding_window": 12,
+                "layer_types": ["sliding_attention", "full_attention"] * 2,
+                "num_kv_shared_layers": 2,
+                "hidden_size_per_layer_input": 8,
+                "vocab_size_per_layer_input": kw.get("vocab_size", VOCAB),
+                **kw,
+            }
+        )
     ),
     "gpt2": lambda **kw: GPT2Config(
         vocab_size=kw.get("vocab_size", VOCAB),
@@ -67,10 +71,13 @@ ARCHITECTURES = {
 }
 
 
-def tiny_model(architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float64, **overrides):
+def tiny_model(
+    architecture: str = "llama", seed: int = 0, dtype: torch.dtype = torch.float64, **overrides
+):
     """A random causal LM of about 20 thousand parameters, in evaluation mode.
 
-    In float64: in fp32 two logits of random weights may lie so near each other that the machine decides which is larger.
+    In float64: in fp32 two logits of random weights may lie so near each other that the machine
+    decides which is larger.
     """
     torch.manual_seed(seed)
     config = ARCHITECTURES[architecture](**overrides)
@@ -86,7 +93,9 @@ def near_copy(model, noise: float = 0.02, seed: int = 1):
         for parameter in copy.parameters():
             parameter.add_(noise * torch.randn_like(parameter))
     drafter = hf_paradraft.PardDrafter.from_causal_lm(copy, mask_token_id=MASK)
-    drafter.speculation_config.never_slower = False  # it is as large as its target: drafting never pays
+    drafter.speculation_config.never_slower = (
+        False  # it is as large as its target: drafting never pays
+    )
     return drafter
 
 
@@ -95,12 +104,16 @@ def with_prompts(model, m: int = 2, e: int = 1, calibrated: bool = False, seed: 
     torch.manual_seed(seed)
     config = hf_paradraft.PpdConfig(num_prompt_tokens=m, num_ensembles=e)
     if calibrated:
-        config.accuracy = [[0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)]
+        config.accuracy = [
+            [0.4 * 0.8**distance * 0.6**rank for rank in range(16)] for distance in range(m)
+        ]
     return get_peft_model(model, config)
 
 
 def with_noise_adapter(target, seed: int = 3, std: float = 0.3):
-    """A copy of `target` with a random LoRA adapter that changes what it says, and the UNO drafter of that adapter."""
+    """A copy of `target` with a random LoRA adapter that changes what it says, and the UNO drafter
+    of that adapter.
+    """
     config = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -114,7 +127,10 @@ def with_noise_adapter(target, seed: int = 3, std: float = 0.3):
 def make_tokenizer(words: str = "a b c d e f g h", size: int = VOCAB) -> PreTrainedTokenizerFast:
     """Words by blanks; ids 30 and 31 are the end of text and the mask."""
     vocab = {word: index for index, word in enumerate(words.split())}
-    vocab |= {f"w{index}": index for index in range(len(vocab), size - 2)} | {"<eos>": size - 2, "<mask>": size - 1}
+    vocab |= {f"w{index}": index for index in range(len(vocab), size - 2)} | {
+        "<eos>": size - 2,
+        "<mask>": size - 1,
+    }
     backend = Tokenizer(models.WordLevel(vocab, unk_token="a"))
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit()])
     return PreTrainedTokenizerFast(
@@ -152,17 +168,24 @@ def write_gguf(file, model):
     parts = dict(
         pair.split("=")
         for pair in (
-            "model.embed_tokens=token_embd model.norm=output_norm lm_head=output self_attn.q_proj=attn_q self_attn.k_proj=attn_k "
-            "self_attn.v_proj=attn_v self_attn.o_proj=attn_output mlp.gate_proj=ffn_gate mlp.up_proj=ffn_up "
-            "mlp.down_proj=ffn_down post_attention_layernorm=ffn_norm input_layernorm=attn_norm model.layers=blk"
+            "model.embed_tokens=token_embd model.norm=output_norm lm_head=output "
+            "self_attn.q_proj=attn_q self_attn.k_proj=attn_k self_attn.v_proj=attn_v "
+            "self_attn.o_proj=attn_output mlp.gate_proj=ffn_gate mlp.up_proj=ffn_up "
+            "mlp.down_proj=ffn_down post_attention_layernorm=ffn_norm input_layernorm=attn_norm "
+            "model.layers=blk"
         ).split()
     )
     for name, tensor in model.state_dict().items():
         for ours, theirs in parts.items():
             name = name.replace(ours, theirs)
-        for part, heads in (("attn_q", config.num_attention_heads), ("attn_k", config.num_key_value_heads)):
+        for part, heads in (
+            ("attn_q", config.num_attention_heads),
+            ("attn_k", config.num_key_value_heads),
+        ):
             if part in name:  # llama.cpp has the halves of a head's rotation side by side
-                tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+                tensor = (
+                    tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+                )
         writer.add_tensor(name, tensor.contiguous().numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -179,7 +202,9 @@ def pard_folder(tmp_path):
 
 def ppd_folder(tmp_path):
     folder = tmp_path / "adapter"
-    model = get_peft_model(tiny_model(), hf_paradraft.PpdConfig(num_prompt_tokens=2, accuracy=[[0.5, 0.2], [0.3, 0.1]]))
+    model = get_peft_model(
+        tiny_model(), hf_paradraft.PpdConfig(num_prompt_tokens=2, accuracy=[[0.5, 0.2], [0.3, 0.1]])
+    )
     model.save_pretrained(folder)
     return folder
 
@@ -188,20 +213,24 @@ def letters():
     """A tokenizer whose tokens are letters, with nothing between them."""
     ids = {letter: index for index, letter in enumerate("abcdefghijklmnopqrstuvwxyzABCDEF")}
     backend = Tokenizer(models.BPE(ids, []))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=backend)
 
 
 def generate(target, drafter, ids, **options):
     """Thirty tokens, greedy, with the drafter."""
-    return target.generate(ids, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 30, **options})
+    return target.generate(
+        ids, assistant_model=drafter, **{"do_sample": False, "max_new_tokens": 30, **options}
+    )
 
 
 class Oracle(hf_paradraft.Drafter, hf_paradraft.Drafting):
     """Knows the answers, all but every fifth token; beside each first guess stands a wrong one."""
 
     def __init__(self, answers, padding=None):
-        self.speculation_config, self.answers = hf_paradraft.SpeculationConfig(6, tree_size=7, never_slower=False), answers
+        self.speculation_config = hf_paradraft.SpeculationConfig(6, tree_size=7, never_slower=False)
+        self.answers = answers
         self.padding = padding or [0] * len(answers)
 
     def start_drafting(self, target, max_length):
@@ -221,8 +250,19 @@ class Oracle(hf_paradraft.Drafter, hf_paradraft.Drafting):
 
 
 def same_with_an_oracle(target, **inputs):
-    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, **inputs}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 24,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **inputs,
+    }
     plain = target.generate(**options)
     oracle = Oracle(plain)
-    assert torch.equal(plain, target.generate(**options, custom_generate=hf_paradraft.speculative_decoding, drafter=oracle))
+    assert torch.equal(
+        plain,
+        target.generate(
+            **options, custom_generate=hf_paradraft.speculative_decoding, drafter=oracle
+        ),
+    )
     assert oracle.last_stats.mean_emitted > 2

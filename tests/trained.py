@@ -16,7 +16,8 @@ from hf_paradraft.training.run import TrainingOptions, train
 
 
 def regenerate(
-    target: Any, tokenizer: Any, source: str | Path, output: Path, max_new_tokens: int = 256, batch_size: int = 16,
+    target: Any, tokenizer: Any, source: str | Path, output: Path, max_new_tokens: int = 256,
+    batch_size: int = 16,
     temperature: float = 0.0, drafter: Any = None, **options: Any,
 ) -> int:  # fmt: skip
     """Answers of a target in this process."""
@@ -27,8 +28,12 @@ def regenerate(
 def run_of(kind: type[TrainingOptions], source: str = "target") -> Callable[..., Any]:
     """A function of the model, the rows, the output folder, and options of the kind."""
 
-    def run(model: str | Path, train_file: str | Path, output_dir: str | Path, **options: Any) -> Any:
-        return train(kind, **{source: model}, train_file=train_file, output_dir=output_dir, **options)
+    def run(
+        model: str | Path, train_file: str | Path, output_dir: str | Path, **options: Any
+    ) -> Any:
+        return train(
+            kind, **{source: model}, train_file=train_file, output_dir=output_dir, **options
+        )
 
     return run
 

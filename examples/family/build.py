@@ -1,4 +1,5 @@
-"""Build the embedded family from a seed: tokenizer, target, autoregressive parent, PARD drafter, measurements.
+"""Build the embedded family from a seed: tokenizer, target, autoregressive parent, PARD drafter,
+measurements.
 
 `make family` runs it. Every stage resumes where it stopped, and a finished one is not run again.
 """
@@ -56,8 +57,8 @@ class Stage:
 
 HARDER = {"CSV": 4, "JSON": 2, "dates and units": 2}
 HARDEST = {"CSV": 6, "JSON": 5}  # copying by position is learnt last
-# Most of the target's learning happens while it has 4 layers, at a quarter of the cost; then it grows to 16, and
-# to 24 at the end: eight times the drafter's, as in the papers' pairs.
+# Most of the target's learning happens while it has 4 layers, at a quarter of the cost; then it
+# grows to 16, and to 24 at the end: eight times the drafter's, as in the papers' pairs.
 STAGES = (
     Stage("target-4a", None, 4, 600, 0.02, 0.0, 0),
     Stage("target-4b", "target-4a", 4, 1200, 0.01, 0.3, 600),
@@ -68,7 +69,11 @@ STAGES = (
     Stage("target-16d", "target-16c", 16, 1500, 0.008, 0.8, 6180, HARDEST),
     Stage("target", "target-16d", 24, 600, 0.006, 1.0, 7680, HARDEST),
 )
-REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = 400, 5000  # where the target is right, both are the same
+# where the target is right, both are the same
+REGENERATED_PER_CATEGORY, REFERENCES_PER_CATEGORY = (
+    400,
+    5000,
+)
 PARD_STEPS, PARD_DEPTHS = 2400, 16
 PPD_STEPS, CALIBRATION_PER_CATEGORY = 300, 40
 
@@ -96,13 +101,18 @@ def write_tasks(file: Path, seed: int, per_category: int, held_out: bool) -> Pat
     with file.open("w") as lines:
         for _ in range(per_category):
             for task in map(next, streams):
-                turns = [{"role": "user", "content": task.prompt}, {"role": "assistant", "content": task.answer}]
+                turns = [
+                    {"role": "user", "content": task.prompt},
+                    {"role": "assistant", "content": task.answer},
+                ]
                 lines.write(json.dumps({"messages": turns}) + "\n")
     return file
 
 
 @torch.no_grad()
-def library_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, files: int = 40) -> float:
+def library_loss(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, files: int = 40
+) -> float:
     """Nats per token over the beginnings of held-out standard-library files."""
     losses = []
     for file in islice(library_files(held_out=True), files):
@@ -114,7 +124,9 @@ def library_loss(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, fi
 
 def export(source: Path, destination: Path, tokenizer: PreTrainedTokenizerFast, **record) -> None:
     """Copy a trained model as bfloat16 safetensors with its tokenizer."""
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        source, dtype=torch.bfloat16, trust_remote_code=False
+    )
     if record:
         model.config.paradraft = {**(getattr(model.config, "paradraft", None) or {}), **record}
     model.save_pretrained(destination)
@@ -122,9 +134,14 @@ def export(source: Path, destination: Path, tokenizer: PreTrainedTokenizerFast, 
 
 
 def build(
-    work_dir: Annotated[Path, typer.Option(help="Checkpoints and intermediate files; go on here after a stop.")],
+    work_dir: Annotated[
+        Path, typer.Option(help="Checkpoints and intermediate files; go on here after a stop.")
+    ],
     output_dir: Annotated[
-        Path, typer.Option(help="Gets target/, draft/ and pard/ in bfloat16, ppd/, ppd-draft/ and family.json.")
+        Path,
+        typer.Option(
+            help="Gets target/, draft/ and pard/ in bfloat16, ppd/, ppd-draft/ and family.json."
+        ),
     ],
     seed: int = 0,
 ) -> None:
@@ -138,9 +155,13 @@ def build(
     target = LlamaForCausalLM.from_pretrained(work_dir / "target", dtype=fast_dtype()).eval()
 
     answers = work_dir / "answers.jsonl"
-    questions = write_tasks(work_dir / "questions.jsonl", seed + 1, REGENERATED_PER_CATEGORY, held_out=False)
+    questions = write_tasks(
+        work_dir / "questions.jsonl", seed + 1, REGENERATED_PER_CATEGORY, held_out=False
+    )
     regenerate(Target(target, tokenizer, 160, 192), questions, answers)
-    references = write_tasks(work_dir / "references.jsonl", seed + 2, REFERENCES_PER_CATEGORY, held_out=False)
+    references = write_tasks(
+        work_dir / "references.jsonl", seed + 2, REFERENCES_PER_CATEGORY, held_out=False
+    )
     lessons = work_dir / "lessons.jsonl"
     lessons.write_text(answers.read_text() + references.read_text())
     held_out = write_tasks(work_dir / "held_out.jsonl", seed, 10, held_out=True)
@@ -167,7 +188,9 @@ def build(
             seed=seed,
         )
     # Calibration sees neither what prompts learn from nor what they are measured on.
-    calibration = write_tasks(work_dir / "calibration.jsonl", seed + 3, CALIBRATION_PER_CATEGORY, held_out=False)
+    calibration = write_tasks(
+        work_dir / "calibration.jsonl", seed + 3, CALIBRATION_PER_CATEGORY, held_out=False
+    )
     for base, folder, num_prompts in (("target", "ppd", 3), ("draft", "ppd-draft", 7)):
         if not (work_dir / folder / "adapter_model.safetensors").exists():
             train(
@@ -190,11 +213,14 @@ def build(
         "stages": [asdict(stage) for stage in STAGES],
         "pard": PardDrafter.from_pretrained(work_dir / "pard").paradraft["training"],
         "ppd": {
-            folder: json.loads((work_dir / folder / "paradraft.json").read_text())["training"] for folder in ("ppd", "ppd-draft")
+            folder: json.loads((work_dir / folder / "paradraft.json").read_text())["training"]
+            for folder in ("ppd", "ppd-draft")
         },
         "answers_by_target": REGENERATED_PER_CATEGORY * len(CATEGORIES),
         "held_out_library_loss": library_loss(target, tokenizer),
-        "held_out_tasks": {name: asdict(quality) for name, quality in measure(target, tokenizer, 100).items()},
+        "held_out_tasks": {
+            name: asdict(quality) for name, quality in measure(target, tokenizer, 100).items()
+        },
         "parameters": {
             name: LlamaForCausalLM.from_pretrained(work_dir / folder).num_parameters()
             for name, folder in (("target", "target"), ("draft", "draft"), ("pard", "pard"))

@@ -1,6 +1,8 @@
-"""What the embedded family reads: generated tasks and a little of the standard library, as token batches.
+"""What the embedded family reads: generated tasks and a little of the standard library, as token
+batches.
 
-Every batch is a function of `(seed, index)` alone, so a training run can stop and resume without saving its data.
+Every batch is a function of `(seed, index)` alone, so a training run can stop and resume without
+saving its data.
 """
 
 import sysconfig
@@ -19,30 +21,53 @@ from examples.family.tasks import CATEGORIES, is_held_out, tasks
 
 USER, ASSISTANT, END, MASK, PAD = "<|user|>", "<|assistant|>", "<|end|>", "<|mask|>", "<|pad|>"
 CHAT_TEMPLATE = (
-    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>' + message['content'] }}"
-    "{% else %}{{ '<|assistant|>' }}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    "{% for message in messages %}{% if message['role'] == 'user' %}{{ '<|user|>' + "
+    "message['content'] }}{% else %}{{ '<|assistant|>' }}{% generation %}{{ message['content'] + "
+    "'<|end|>' }}{% endgeneration %}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ "
+    "'<|assistant|>' }}{% endif %}"
 )
 # Build paths, dead packages and giant generated tables teach a small model nothing but repetition.
-LEFT_OUT = ("_sysconfigdata", "lib2to3", "idlelib", "encodings", "pydoc_data", "site-packages", "test")
+LEFT_OUT = (
+    "_sysconfigdata",
+    "lib2to3",
+    "idlelib",
+    "encodings",
+    "pydoc_data",
+    "site-packages",
+    "test",
+)
 
 
 def library_files(held_out: bool) -> list[Path]:
-    """The running interpreter's own Python files on one side of the split; whole files, by the hash of their name."""
+    """The running interpreter's own Python files on one side of the split; whole files, by the hash
+    of their name.
+    """
     root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in sorted(root.rglob("*.py")) if not any(part in str(file.relative_to(root)) for part in LEFT_OUT)]
+    files = [
+        file
+        for file in sorted(root.rglob("*.py"))
+        if not any(part in str(file.relative_to(root)) for part in LEFT_OUT)
+    ]
     return [file for file in files if is_held_out(str(file.relative_to(root))) == held_out]
 
 
 def train_tokenizer(seed: int, vocab_size: int = 2048) -> PreTrainedTokenizerFast:
-    """A byte-level BPE with single digits, learned from training tasks and standard-library files."""
+    """A byte-level BPE with single digits, learned from training tasks and standard-library
+    files.
+    """
     texts = [
-        text for name in CATEGORIES for task in islice(tasks(name, seed, False), 3000) for text in (task.prompt, task.answer)
+        text
+        for name in CATEGORIES
+        for task in islice(tasks(name, seed, False), 3000)
+        for text in (task.prompt, task.answer)
     ]
     texts += [file.read_text(errors="ignore") for file in library_files(False)[::12]]
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     bpe.decoder = decoders.ByteLevel()
     special = [PAD, END, USER, ASSISTANT, MASK]
@@ -91,7 +116,9 @@ class Corpus:
         self.library = [file.read_text(errors="ignore") for file in library_files(False)]
 
     def batches(self, start: int) -> Iterator[dict[str, torch.Tensor]]:
-        """From batch `start` on: int64 `(rows, length)` `input_ids`, and `labels` that are -100 on prompts and padding."""
+        """From batch `start` on: int64 `(rows, length)` `input_ids`, and `labels` that are -100 on
+        prompts and padding.
+        """
         megabatch = start // self.rounds
         skip = start % self.rounds
         while True:
@@ -133,6 +160,8 @@ class Corpus:
     def _pad(self, rows: list[tuple[list[int], list[int]]]) -> dict[str, torch.Tensor]:
         width = max(len(ids) for ids, _ in rows)
         return {
-            "input_ids": torch.tensor([ids + [self.tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows]),
+            "input_ids": torch.tensor(
+                [ids + [self.tokenizer.pad_token_id] * (width - len(ids)) for ids, _ in rows]
+            ),
             "labels": torch.tensor([labels + [-100] * (width - len(labels)) for _, labels in rows]),
         }

@@ -1,4 +1,5 @@
-"""The embedded family's questions: held out, and without a run of 13 words in common with any task that it was trained on.
+"""The embedded family's questions: held out, and without a run of 13 words in common with any task
+that it was trained on.
 
 `python -m examples.family.held_out` writes them anew, in Spec-Bench's format.
 """
@@ -13,15 +14,19 @@ from statistics import quantiles
 from examples.family.tasks import CATEGORIES, tasks
 from hf_paradraft.demo import QUESTIONS
 
-RUN = 13  # words; what GPT-3's authors took for a sign of contamination (Brown et al. 2020, appendix C)
+# words; what GPT-3's authors took for a sign of contamination (Brown et al. 2020, appendix C)
+RUN = 13
 PER_CATEGORY, CANDIDATES = 16, 6000
 SEED = 0  # of the family
-# The shares of a draw that a category gets at most, of some 500 texts: `build.STAGES` draws JSON and CSV more often than others.
+# The shares of a draw that a category gets at most, of some 500 texts: `build.STAGES` draws JSON
+# and CSV more often than others.
 MEGABATCHES, MOST_TEXTS = 480, {"CSV": 260, "JSON": 220}
 
 
 def lessons() -> Iterator[str]:
-    """What the drafter and the prompt tokens learned from, and what they were calibrated on (`build.build`)."""
+    """What the drafter and the prompt tokens learned from, and what they were calibrated on
+    (`build.build`).
+    """
     for name in CATEGORIES:
         for seed, count in ((SEED + 1, 400), (SEED + 2, 5000), (SEED + 3, 40)):
             for task in islice(tasks(name, seed, False), count):
@@ -29,7 +34,9 @@ def lessons() -> Iterator[str]:
 
 
 def pretraining(every: int = 1) -> Iterator[str]:
-    """All tasks that the target and its parent may have read (`corpus.Corpus`), of every so many megabatches."""
+    """All tasks that the target and its parent may have read (`corpus.Corpus`), of every so many
+    megabatches.
+    """
     for index in range(0, MEGABATCHES, every):
         rng = Random(f"{SEED}/{index}")
         for name in CATEGORIES:
@@ -44,7 +51,8 @@ def runs(text: str) -> set[int]:
 
 
 def write_questions(file: Path = QUESTIONS) -> None:
-    """Held-out prompts that share no run with any text of the training, with answers as long as held-out answers are.
+    """Held-out prompts that share no run with any text of the training, with answers as long as
+    held-out answers are.
 
     Short prompts have fewer runs to share, so the first that have none would be too easy a set.
     """
@@ -60,7 +68,16 @@ def write_questions(file: Path = QUESTIONS) -> None:
             for number, length in enumerate(lengths, 1):
                 chosen = min(fresh, key=lambda task: abs(len(task.answer) - length))
                 fresh.remove(chosen)
-                lines.write(json.dumps({"question_id": f"{name} {number}", "category": name, "turns": [chosen.prompt]}) + "\n")
+                lines.write(
+                    json.dumps(
+                        {
+                            "question_id": f"{name} {number}",
+                            "category": name,
+                            "turns": [chosen.prompt],
+                        }
+                    )
+                    + "\n"
+                )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Train one of the embedded family's autoregressive models from nothing; stop and resume at will."""
+"""Train one of the embedded family's autoregressive models from nothing; stop and resume at
+will.
+"""
 
 from pathlib import Path
 
@@ -12,8 +14,15 @@ from hf_paradraft.hardware import fast_dtype
 from .corpus import Corpus
 
 
-def new_model(tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: int = 256, intermediate_size: int = 512):
-    """A randomly initialised Llama with tied embeddings; the branches' last projections start at zero."""
+def new_model(
+    tokenizer: PreTrainedTokenizerFast,
+    num_layers: int,
+    hidden_size: int = 256,
+    intermediate_size: int = 512,
+):
+    """A randomly initialised Llama with tied embeddings; the branches' last projections start at
+    zero.
+    """
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer),
@@ -35,14 +44,20 @@ def new_model(tokenizer: PreTrainedTokenizerFast, num_layers: int, hidden_size: 
     return model
 
 
-def grow(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_layers: int) -> LlamaForCausalLM:
-    """A deeper model that computes the same function: evenly between the trained layers stand new ones that add zero at first."""
+def grow(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, num_layers: int
+) -> LlamaForCausalLM:
+    """A deeper model that computes the same function: evenly between the trained layers stand new
+    ones that add zero at first.
+    """
     config = model.config
     deep = new_model(tokenizer, num_layers, config.hidden_size, config.intermediate_size)
     deep.model.embed_tokens.load_state_dict(model.model.embed_tokens.state_dict())
     deep.model.norm.load_state_dict(model.model.norm.state_dict())
     for index, layer in enumerate(model.model.layers):
-        deep.model.layers[index * num_layers // config.num_hidden_layers].load_state_dict(layer.state_dict())
+        deep.model.layers[index * num_layers // config.num_hidden_layers].load_state_dict(
+            layer.state_dict()
+        )
     return deep
 
 
@@ -55,7 +70,9 @@ def answer_loss(model: LlamaForCausalLM, batch: dict[str, torch.Tensor]) -> torc
 
 
 def learning_rate(step: int, steps: int, warmup: int = 20, decay: float = 0.5) -> float:
-    """Linear warm-up, a plateau, then linear decay over the last `decay` share; a factor in (0, 1]."""
+    """Linear warm-up, a plateau, then linear decay over the last `decay` share; a factor in (0,
+    1].
+    """
     falling = max(0.01, (steps - step) / (decay * steps)) if decay else 1.0
     return min((step + 1) / warmup, 1.0, falling)
 
@@ -69,7 +86,8 @@ def pretrain(
     decay: float = 0.5,
     first_batch: int = 0,
 ):
-    """Train `model` in place and save it, with what a later call needs to resume, under `output_dir`.
+    """Train `model` in place and save it, with what a later call needs to resume, under
+    `output_dir`.
 
     Args:
         model: trained in fp32.
@@ -81,7 +99,10 @@ def pretrain(
     """
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    optimizers = [torch.optim.Muon(matrices, lr=lr, weight_decay=0.01), torch.optim.AdamW(others, lr=lr * 0.1, betas=(0.9, 0.95))]
+    optimizers = [
+        torch.optim.Muon(matrices, lr=lr, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=lr * 0.1, betas=(0.9, 0.95)),
+    ]
     state_file, start = output_dir / "state.pt", 0
     if state_file.exists():
         state = torch.load(state_file, weights_only=True)
@@ -93,7 +114,9 @@ def pretrain(
     model.set_attn_implementation("eager")  # with compiled layers twice as fast as SDPA on a CPU
     for layer in model.model.layers:
         layer.compile(dynamic=True)
-    bar = tqdm(range(start, steps), initial=start, total=steps, desc=output_dir.name, mininterval=10)
+    bar = tqdm(
+        range(start, steps), initial=start, total=steps, desc=output_dir.name, mininterval=10
+    )
     average = None
     for step, batch in zip(bar, corpus.batches(first_batch + start), strict=False):
         factor = learning_rate(step, steps, decay=decay)
@@ -110,7 +133,11 @@ def pretrain(
         bar.set_postfix(loss=f"{average:.3f}")
         if (step + 1) % 100 == 0 or step + 1 == steps:
             output_dir.mkdir(parents=True, exist_ok=True)
-            state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in optimizers], "step": step + 1}
+            state = {
+                "model": model.state_dict(),
+                "optimizers": [o.state_dict() for o in optimizers],
+                "step": step + 1,
+            }
             torch.save(state, state_file.with_suffix(".tmp"))
             state_file.with_suffix(".tmp").replace(state_file)
     model.eval()

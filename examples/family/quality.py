@@ -42,23 +42,37 @@ def answers(
     for begin in tqdm(range(0, len(order), batch_size), desc="answers", leave=False):
         some = order[begin : begin + batch_size]
         batch = tokenizer.pad(
-            {"input_ids": [encode_question(tokenizer, prompts[index])[0].tolist() for index in some]}, return_tensors="pt"
+            {
+                "input_ids": [
+                    encode_question(tokenizer, prompts[index])[0].tolist() for index in some
+                ]
+            },
+            return_tensors="pt",
         )
-        output = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)[:, batch["input_ids"].shape[1] :]
+        output = model.generate(**batch, max_new_tokens=max_new_tokens, do_sample=False)[
+            :, batch["input_ids"].shape[1] :
+        ]
         found.update(zip(some, tokenizer.batch_decode(output), strict=True))
     return [found[index] for index in range(len(prompts))]
 
 
-def measure(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, per_category: int, seed: int = 0) -> dict[str, Quality]:
+def measure(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, per_category: int, seed: int = 0
+) -> dict[str, Quality]:
     """Answer `per_category` held-out tasks of every category, greedily."""
     results = {}
     for category in CATEGORIES:
         held_out: list[Task] = list(islice(tasks(category, seed, True), per_category))
         outputs = answers(model, tokenizer, [task.prompt for task in held_out])
         ended = [output.split(tokenizer.eos_token)[0] for output in outputs]
-        grams = [tuple(ids[i : i + 4]) for ids in map(tokenizer.encode, ended[:8]) for i in range(len(ids) - 3)]
+        grams = [
+            tuple(ids[i : i + 4])
+            for ids in map(tokenizer.encode, ended[:8])
+            for i in range(len(ids) - 3)
+        ]
         results[category] = Quality(
-            right=sum(task.is_right(output) for task, output in zip(held_out, ended, strict=True)) / per_category,
+            right=sum(task.is_right(output) for task, output in zip(held_out, ended, strict=True))
+            / per_category,
             distinct=len(set(grams)) / max(1, len(grams)),
             finished=sum(tokenizer.eos_token in output for output in outputs) / per_category,
             tasks=per_category,

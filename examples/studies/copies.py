@@ -1,7 +1,9 @@
-"""What copied drafts bring where the answer is known: edits of source files, passages, and questions that are asked again.
+"""What copied drafts bring where the answer is known: edits of source files, passages, and
+questions that are asked again.
 
-`python examples/studies/copies.py --target build/public/SmolLM2-135M-Instruct --drafter hf_paradraft/demo/public/eagle3` prints a
-table, and writes the records with --output; with --curve it times lookups in memories of all sizes instead.
+`python examples/studies/copies.py --target build/public/SmolLM2-135M-Instruct --drafter
+hf_paradraft/demo/public/eagle3` prints a table, and writes the records with --output; with --curve
+it times lookups in memories of all sizes instead.
 """
 
 import calendar
@@ -54,8 +56,8 @@ AGAIN = [
 def edits() -> list[str]:
     """Make questions for a source file with one name changed."""
     return [
-        f"Rewrite this code with the variable {old} renamed to {new}. Change nothing else, and answer with the code alone.\n\n"
-        f"```python\n{inspect.getsource(function)}```"
+        f"Rewrite this code with the variable {old} renamed to {new}. Change nothing else, and "
+        f"answer with the code alone.\n\n```python\n{inspect.getsource(function)}```"
         for function, old, new in FUNCTIONS
     ]
 
@@ -76,7 +78,10 @@ def curve() -> None:
 def main(
     target: Annotated[str, typer.Option(help="A chat model.")] = "",
     drafter: Annotated[str, typer.Option(help="A drafter for it.")] = "",
-    passages: Annotated[Path | None, typer.Option(help="Questions with their passages, of Spec-Bench's category rag.")] = None,
+    passages: Annotated[
+        Path | None,
+        typer.Option(help="Questions with their passages, of Spec-Bench's category rag."),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the records here.")] = None,
     max_new_tokens: int = 128,
     repeats: int = 1,
@@ -92,15 +97,25 @@ def main(
     for text in edits():
         memory.add(tokenizer(text.split("```python\n")[1], add_special_tokens=False)["input_ids"])
     rows = [json.loads(line) for line in passages.read_text().splitlines()] if passages else []
-    questions += [Question("passages", tuple(row["turns"])) for row in rows if row["category"] == "rag"][:6]
-    for prompt in ask([Question("again", (text,)) for text in AGAIN], tokenizer, model, max_new_tokens):
+    questions += [
+        Question("passages", tuple(row["turns"])) for row in rows if row["category"] == "rag"
+    ][:6]
+    for prompt in ask(
+        [Question("again", (text,)) for text in AGAIN], tokenizer, model, max_new_tokens
+    ):
         out = model.generate(
-            prompt.ids, attention_mask=torch.ones_like(prompt.ids), do_sample=False, max_new_tokens=max_new_tokens
+            prompt.ids,
+            attention_mask=torch.ones_like(prompt.ids),
+            do_sample=False,
+            max_new_tokens=max_new_tokens,
         )
         memory.add(out[0, prompt.ids.shape[1] :])
     questions += [Question("again", (f"{text} Answer in plain words.",)) for text in AGAIN]
     guessing, knowing = (AutoDrafter.from_pretrained(drafter, dtype=model.dtype) for _ in range(2))
-    knowing.memory, tree = memory, SpeculationConfig(guessing.speculation_config.num_draft_tokens, "auto", prompt_lookup=True)
+    knowing.memory = memory
+    tree = SpeculationConfig(
+        guessing.speculation_config.num_draft_tokens, "auto", prompt_lookup=True
+    )
     chain = SpeculationConfig(32, None)
     methods = [
         plain(),
@@ -112,11 +127,30 @@ def main(
         drafted(Variant(f"{guessing.kind}-tree-auto-memory", knowing, tree)),
     ]
     prompts = ask(questions, tokenizer, model, max_new_tokens)
-    rows = records(bench(model, methods, prompts, Settings(max_new_tokens, repeats=repeats), tokenizer.eos_token_id))
+    rows = records(
+        bench(
+            model,
+            methods,
+            prompts,
+            Settings(max_new_tokens, repeats=repeats),
+            tokenizer.eos_token_id,
+        )
+    )
     Console().print(table(rows, environment(model)))
     if output is not None:
-        kept = ("method", "tokens", "speedup", "speedup_quartiles", "tau", "matches_here", "by_category", "tau_by_category")
-        output.write_text(json.dumps([{name: row.get(name) for name in kept} for row in rows], indent=2) + "\n")
+        kept = (
+            "method",
+            "tokens",
+            "speedup",
+            "speedup_quartiles",
+            "tau",
+            "matches_here",
+            "by_category",
+            "tau_by_category",
+        )
+        output.write_text(
+            json.dumps([{name: row.get(name) for name in kept} for row in rows], indent=2) + "\n"
+        )
         print(environment(model))
 
 

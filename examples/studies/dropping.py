@@ -1,7 +1,8 @@
-"""What conditional output dropping brings: speed and memory by sequence length, and an ablation with τ.
+"""What conditional output dropping brings: speed and memory by sequence length, and an ablation
+with τ.
 
-`python examples/studies/dropping.py throughput --model …` and `… ablation --model … --target … --train-file … --eval-file …`
-print Markdown tables.
+`python examples/studies/dropping.py throughput --model …` and `… ablation --model … --target …
+--train-file … --eval-file …` print Markdown tables.
 """
 
 from pathlib import Path
@@ -63,16 +64,27 @@ def ablation(
     tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
     train_set = encode_rows(load_rows(train_file), tokenizer, max_length)
     eval_set = encode_rows(load_rows(eval_file), tokenizer, max_length)
-    judge = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, trust_remote_code=False)
+    judge = AutoModelForCausalLM.from_pretrained(
+        target, dtype=torch.float32, trust_remote_code=False
+    )
     lines = ["| rows | seconds per step | rows built in | τ at K = 8 |", "|---|---|---|---|"]
     for name, (collator_class, cod) in VARIANTS.items():
-        drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)
+        drafter = PardDrafter.from_causal_lm(
+            model, mask_token_id=mask_token_id, dtype=torch.float32
+        )
         drafter.speculation_config.num_draft_tokens = 8
         with TemporaryDirectory() as folder:
             arguments = _arguments(
-                folder, steps, batch_size, learning_rate=learning_rate, warmup_steps=10, lr_scheduler_type="cosine"
+                folder,
+                steps,
+                batch_size,
+                learning_rate=learning_rate,
+                warmup_steps=10,
+                lr_scheduler_type="cosine",
             )
-            trainer = PardTrainer(drafter, arguments, cod, train_dataset=train_set, processing_class=tokenizer)
+            trainer = PardTrainer(
+                drafter, arguments, cod, train_dataset=train_set, processing_class=tokenizer
+            )
             trainer.data_collator = collator_class(mask_token_id, cod)
             trainer.add_callback(CountEpochs(trainer.data_collator))
             started = perf_counter()
@@ -80,9 +92,13 @@ def ablation(
             seconds = (perf_counter() - started) / steps
         started = perf_counter()
         for begin in range(0, 10 * batch_size, batch_size):
-            trainer.data_collator([train_set[(begin + i) % len(train_set)] for i in range(batch_size)])
+            trainer.data_collator(
+                [train_set[(begin + i) % len(train_set)] for i in range(batch_size)]
+            )
         building = (perf_counter() - started) / 10
-        tau = acceptance(judge, drafter, tokenizer, eval_set.select(range(min(eval_samples, len(eval_set)))))["mean_emitted"]
+        tau = acceptance(
+            judge, drafter, tokenizer, eval_set.select(range(min(eval_samples, len(eval_set))))
+        )["mean_emitted"]
         lines.append(f"| {name} | {seconds:.2f} | {building / seconds:.1%} of it | {tau:.2f} |")
     print("\n".join(lines))
 
@@ -90,27 +106,40 @@ def ablation(
 @app.command()
 def throughput(
     model: Annotated[str, typer.Option(help="The small causal LM.")],
-    lengths: Annotated[list[int] | None, typer.Option("--length", help="Tokens of a text; repeatable.")] = None,
+    lengths: Annotated[
+        list[int] | None, typer.Option("--length", help="Tokens of a text; repeatable.")
+    ] = None,
     mask_token_id: int = 4,
     num_depths: int = 8,
-    tokens_per_step: Annotated[int, typer.Option(help="Texts of one step together; at least one text.")] = 4096,
+    tokens_per_step: Annotated[
+        int, typer.Option(help="Texts of one step together; at least one text.")
+    ] = 4096,
     steps: int = 1,
 ) -> None:
-    """Tokens and rows per second, and memory, with and without dropping; texts of random tokens, all of one length."""
+    """Tokens and rows per second, and memory, with and without dropping; texts of random tokens,
+    all of one length.
+    """
     lines = [
-        "| tokens | rows kept | rows/s | tokens/s | peak MiB | rows/s, all | tokens/s, all | peak MiB, all |",
+        "| tokens | rows kept | rows/s | tokens/s | peak MiB | rows/s, all | tokens/s, all | peak "
+        "MiB, all |",
         "|" + "---:|" * 8,
     ]
     for length in lengths or (512, 1024, 2048, 4096):
         cells = [str(length)]
         for ratio, least in ((0.7, 0.2), (1.0, 1.0)):
-            drafter = PardDrafter.from_causal_lm(model, mask_token_id=mask_token_id, dtype=torch.float32)
+            drafter = PardDrafter.from_causal_lm(
+                model, mask_token_id=mask_token_id, dtype=torch.float32
+            )
             batch_size = max(1, tokens_per_step // length)
             ids = torch.randint(drafter.config.vocab_size, (steps * batch_size, length)).tolist()
-            texts = Dataset.from_dict({"input_ids": ids, "labels": ids, "length": [length] * len(ids)})
+            texts = Dataset.from_dict(
+                {"input_ids": ids, "labels": ids, "length": [length] * len(ids)}
+            )
             cod = CodConfig(num_depths, ratio, least)
             with TemporaryDirectory() as folder:
-                trainer = PardTrainer(drafter, _arguments(folder, steps, batch_size), cod, train_dataset=texts)
+                trainer = PardTrainer(
+                    drafter, _arguments(folder, steps, batch_size), cod, train_dataset=texts
+                )
                 trainer.remove_callback(PrinterCallback)
                 rows = len(trainer.data_collator.rows(texts[0])["input_ids"])
                 reset_peak_memory(drafter.device)
@@ -119,7 +148,11 @@ def throughput(
                 seconds = (perf_counter() - started) / steps / batch_size
             memory = peak_memory(drafter.device)
             cells += [f"{rows / length / num_depths:.0%}"] if ratio < 1 else []
-            cells += [f"{rows / seconds:.0f}", f"{length / seconds:.0f}", "–" if memory is None else f"{memory / 2**20:.0f}"]
+            cells += [
+                f"{rows / seconds:.0f}",
+                f"{length / seconds:.0f}",
+                "–" if memory is None else f"{memory / 2**20:.0f}",
+            ]
         lines.append(f"| {' | '.join(cells)} |")
         Console(stderr=True).print(lines[-1])
     print("\n".join(lines))

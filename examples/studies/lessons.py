@@ -8,7 +8,14 @@ from recipe import Kind, Recipe
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hf_paradraft import DSparkDrafter, Eagle3Drafter, MtpDrafter, ParallelSpecDrafter, SpeculationConfig, SpeculationStats
+from hf_paradraft import (
+    DSparkDrafter,
+    Eagle3Drafter,
+    MtpDrafter,
+    ParallelSpecDrafter,
+    SpeculationConfig,
+    SpeculationStats,
+)
 from hf_paradraft.drafters.blocks.training import Blocks
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
 from hf_paradraft.drafters.mtp.model import MtpStep
@@ -41,7 +48,9 @@ def row_losses(loss: str, logits: Tensor, labels: Tensor, p: Tensor) -> Tensor:
     return share * kl + (1 - share) * rejected
 
 
-def by_group(values: Tensor, made: dict[str, Tensor], count: int, missing: float) -> tuple[Tensor, Tensor]:
+def by_group(
+    values: Tensor, made: dict[str, Tensor], count: int, missing: float
+) -> tuple[Tensor, Tensor]:
     """Values `(n,)` of guesses as `(groups, count)`, and which of them there are."""
     shape = (int(made["group"].max()) + 1, count)
     where = (made["group"], made["depths"])
@@ -57,7 +66,9 @@ def loss_of(recipe: Recipe, made: dict[str, Tensor], left: float) -> Tensor:
         return 1 - (accepted.cumprod(1) * present).sum() / present.sum()
     losses = row_losses(recipe.loss, logits, made["labels"], made["p"])
     if recipe.near:
-        losses = losses + recipe.near * F.smooth_l1_loss(made["states"], made["wanted"], reduction="none").mean(-1)
+        losses = losses + recipe.near * F.smooth_l1_loss(
+            made["states"], made["wanted"], reduction="none"
+        ).mean(-1)
     if recipe.fading is None:
         sure = 0.5 * (-cross_entropy(logits, made["labels"]).detach()).exp() + 0.5
         chances, present = by_group(sure, made, recipe.guesses, 1.0)
@@ -88,23 +99,40 @@ class Rows:
         everything: whether all are.
     """
 
-    def __init__(self, drafter: ParallelSpecDrafter, states: TargetStates, recipe: Recipe, seed: int, everything: bool):
-        kept = CodConfig(recipe.guesses, 1.0, 1.0) if everything else CodConfig(recipe.guesses, recipe.dropping, 0.2)
+    def __init__(
+        self,
+        drafter: ParallelSpecDrafter,
+        states: TargetStates,
+        recipe: Recipe,
+        seed: int,
+        everything: bool,
+    ):
+        kept = (
+            CodConfig(recipe.guesses, 1.0, 1.0)
+            if everything
+            else CodConfig(recipe.guesses, recipe.dropping, 0.2)
+        )
         self.drafter, self.states = drafter, states
         self.collator = RowCollator(0, kept, seed, True, drafter.vocabulary)
 
     def __call__(self, samples: list[dict]) -> dict[str, Tensor]:
-        """Of all guesses with a label: `logits`, `labels`, `depths`, `group` of one beginning, `p`, and `states` to be as
-        `wanted`."""
+        """Of all guesses with a label: `logits`, `labels`, `depths`, `group` of one beginning, `p`,
+        and `states` to be as `wanted`.
+        """
         batch = self.collator(samples)
         labels = batch.pop("labels")
         text = batch["depths"] == 0
         with torch.no_grad():
             states = self.states(batch["input_ids"][:, text.any(0)], text.sum(1))
-        features = F.pad(states["normed"][:, :-1].float(), (0, 0, 1, labels.shape[1] - states["normed"].shape[1]))
+        features = F.pad(
+            states["normed"][:, :-1].float(), (0, 0, 1, labels.shape[1] - states["normed"].shape[1])
+        )
         learned = labels != IGNORED
-        logits, guessed = self.drafter(**batch, columns=torch.arange(labels.shape[1]), features=features)
-        rows, places, depths = learned.nonzero()[:, 0], batch["position_ids"][learned], batch["depths"][learned]
+        logits, guessed = self.drafter(
+            **batch, columns=torch.arange(labels.shape[1]), features=features
+        )
+        rows, places = learned.nonzero()[:, 0], batch["position_ids"][learned]
+        depths = batch["depths"][learned]
         group = (rows * 10_000 + places - depths).unique(return_inverse=True)[1]
         return {
             "logits": logits[learned].float(),
@@ -128,11 +156,19 @@ class Anchored:
         everything: whether all tokens are taken.
     """
 
-    def __init__(self, module: Any, states: TargetStates, recipe: Recipe, seed: int, everything: bool):
+    def __init__(
+        self, module: Any, states: TargetStates, recipe: Recipe, seed: int, everything: bool
+    ):
         self.module, self.drafter, self.states = module, module.drafter, states
-        self.collator = AnchorCollator(LENGTH if everything else recipe.places, recipe.guesses, seed)
+        self.collator = AnchorCollator(
+            LENGTH if everything else recipe.places, recipe.guesses, seed
+        )
         self.places = torch.full((states.target.config.vocab_size,), IGNORED)
-        vocabulary = torch.arange(len(self.places)) if self.drafter.vocabulary is None else self.drafter.vocabulary
+        vocabulary = (
+            torch.arange(len(self.places))
+            if self.drafter.vocabulary is None
+            else self.drafter.vocabulary
+        )
         self.places[vocabulary] = torch.arange(len(vocabulary))
 
     def __call__(self, samples: list[dict]) -> dict[str, Tensor]:
@@ -144,10 +180,14 @@ class Anchored:
         head = self.drafter.logits
         self.drafter.logits = lambda normed: read.append(normed) or head(normed)
         try:
-            made = self.module(batch, {key: states[key].float() for key in self.drafter.features})["logits"]
+            made = self.module(batch, {key: states[key].float() for key in self.drafter.features})[
+                "logits"
+            ]
         finally:
             del self.drafter.logits
-        learned = (batch["labels"] != IGNORED) & (self.places[batch["labels"].clamp(min=0)] != IGNORED)
+        learned = (batch["labels"] != IGNORED) & (
+            self.places[batch["labels"].clamp(min=0)] != IGNORED
+        )
         text, anchor, depths = learned.nonzero(as_tuple=True)
         places = batch["places"][learned]
         result = {
@@ -163,17 +203,24 @@ class Anchored:
         return result
 
 
-def untrained(kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: Any, vocabulary: Tensor | None) -> tuple[Any, Any]:
+def untrained(
+    kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: Any, vocabulary: Tensor | None
+) -> tuple[Any, Any]:
     """A drafter, and what is called with batches."""
     if kind == "parallelspec":
-        drafter = ParallelSpecDrafter.from_target(target, "eagle", max(1, recipe.guesses - 1), 1, vocabulary).float()
+        drafter = ParallelSpecDrafter.from_target(
+            target, "eagle", max(1, recipe.guesses - 1), 1, vocabulary
+        ).float()
         layer, module = drafter.stack.layers[0], drafter
     elif kind == "mtp":
         drafter = MtpDrafter.from_target(target, True, vocabulary).float()
-        layer, module = drafter.stack.layers[0], Unrolled(drafter, MtpStep(drafter, drafter.layers[0]), recipe.guesses)
+        layer = drafter.stack.layers[0]
+        module = Unrolled(drafter, MtpStep(drafter, drafter.layers[0]), recipe.guesses)
     elif kind == "eagle3":
         size = None if vocabulary is None else len(vocabulary)
-        config = Eagle3Config.for_target(target, 1, draft_vocab_size=size, num_draft_tokens=recipe.guesses)
+        config = Eagle3Config.for_target(
+            target, 1, draft_vocab_size=size, num_draft_tokens=recipe.guesses
+        )
         config.fc_norm = config.norm_output = recipe.norms
         if recipe.last:
             config.features = (*config.features[:-1], len(target.model.layers) - 1)
@@ -184,21 +231,34 @@ def untrained(kind: Kind, recipe: Recipe, target: PreTrainedModel, tokenizer: An
         drafter = DSparkDrafter.from_target(target, mask, 2, recipe.guesses, 5, vocabulary).float()
         layer, module = drafter.stack.layers[-1], Blocks(drafter)
     if recipe.start == "last":
-        weights = {name: value.float() for name, value in target.model.layers[-1].state_dict().items()}
+        weights = {
+            name: value.float() for name, value in target.model.layers[-1].state_dict().items()
+        }
         layer.load_state_dict(weights, strict=kind != "dspark")
     return drafter, module
 
 
 @torch.no_grad()
 def low_rank_head(keeper: TargetStates, rank: int, texts: list[dict]) -> torch.nn.Sequential:
-    """`U (V h)`, the closest to the target's head for the states of some texts: from an SVD behind their whitening (SlimSpec)."""
-    states = torch.cat([keeper(torch.tensor([row["input_ids"]]), torch.tensor([row["length"]]))["normed"][0] for row in texts])
-    root = torch.linalg.cholesky(states.double().T @ states.double() / len(states) + 1e-4 * torch.eye(states.shape[1]).double())
+    """`U (V h)`, the closest to the target's head for the states of some texts: from an SVD behind
+    their whitening (SlimSpec).
+    """
+    states = torch.cat(
+        [
+            keeper(torch.tensor([row["input_ids"]]), torch.tensor([row["length"]]))["normed"][0]
+            for row in texts
+        ]
+    )
+    root = torch.linalg.cholesky(
+        states.double().T @ states.double() / len(states)
+        + 1e-4 * torch.eye(states.shape[1]).double()
+    )
     weight = keeper.target.get_output_embeddings().weight
     wanted = weight if keeper.vocabulary is None else weight[keeper.vocabulary]
     u, sizes, v = torch.linalg.svd(wanted.double() @ root, full_matrices=False)
     factors = (
-        sizes[:rank].sqrt()[:, None] * torch.linalg.solve_triangular(root, v[:rank], upper=False, left=False),
+        sizes[:rank].sqrt()[:, None]
+        * torch.linalg.solve_triangular(root, v[:rank], upper=False, left=False),
         u[:, :rank] * sizes[:rank].sqrt(),
     )
     layers = [torch.nn.Linear(factor.shape[1], factor.shape[0], bias=False) for factor in factors]
@@ -209,18 +269,26 @@ def low_rank_head(keeper: TargetStates, rank: int, texts: list[dict]) -> torch.n
 
 @torch.no_grad()
 def measured(lessons: Any, held_out: list[dict], count: int) -> dict[str, float]:
-    """How often each guess is what the target wrote, if those before are, and τ of chains that never rest, teacher-forced;
-    `sampled`: how often rejection sampling takes a first guess that is drawn."""
+    """How often each guess is what the target wrote, if those before are, and τ of chains that
+    never rest, teacher-forced; `sampled`: how often rejection sampling takes a first guess that is
+    drawn.
+    """
     right, total, sampled = torch.zeros(count), 0, 0.0
     for begin in range(0, len(held_out), 4):
         made = lessons(held_out[begin : begin + 4])
-        correct, _ = by_group((made["logits"].argmax(-1) == made["labels"]).float(), made, count, 0.0)
+        correct, _ = by_group(
+            (made["logits"].argmax(-1) == made["labels"]).float(), made, count, 0.0
+        )
         right += correct.cumprod(1).sum(0)
         first = made["depths"] == 0
         sampled += float((1 - rejection(made["logits"][first], made["p"][first])).sum())
-        total += sum(label != IGNORED for row in held_out[begin : begin + 4] for label in row["labels"][2:])
+        total += sum(
+            label != IGNORED for row in held_out[begin : begin + 4] for label in row["labels"][2:]
+        )
     rates = (right / total).tolist()
-    chances = [rate / before if before else 0.0 for rate, before in zip(rates, [1.0, *rates], strict=False)]
+    chances = [
+        rate / before if before else 0.0 for rate, before in zip(rates, [1.0, *rates], strict=False)
+    ]
     return {
         "tau": 1 + sum(rates),
         "sampled": sampled / total,
@@ -229,12 +297,18 @@ def measured(lessons: Any, held_out: list[dict], count: int) -> dict[str, float]
 
 
 def tree_tau(target: PreTrainedModel, drafter: Any, held_out: list[dict], depth: int) -> float:
-    """Tokens a round of greedy decoding with trees of 15 nodes, behind the prompts of the first texts."""
+    """Tokens a round of greedy decoding with trees of 15 nodes, behind the prompts of the first
+    texts.
+    """
     drafter.speculation_config = SpeculationConfig(depth, tree_size=15, never_slower=False)
     stats = SpeculationStats()
     for row in held_out[:TREE_PROMPTS]:
         prompt = torch.tensor([row["input_ids"][: row["labels"].count(IGNORED)]])
         stats += target.generate(
-            prompt, assistant_model=drafter, max_new_tokens=64, do_sample=False, return_dict_in_generate=True
+            prompt,
+            assistant_model=drafter,
+            max_new_tokens=64,
+            do_sample=False,
+            return_dict_in_generate=True,
         ).speculation
     return stats.mean_emitted

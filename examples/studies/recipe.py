@@ -12,23 +12,29 @@ class Recipe:
 
     Attributes:
         guesses: behind each place of a text.
-        fading: weight of each guess, of that before it; None: by how sure those before are (D-PACE).
+        fading: weight of each guess, of that before it; None: by how sure those before are
+            (D-PACE).
         places: of a text from which is guessed, at most; ParallelSpec guesses from all.
         near: weight of the distance to the target's states, of drafters that are fed with them.
-        loss: `tv` (0.1 cross-entropy, 0.9 total variation), `half` of both, `ce`, `kl`, `lk` (`-log Σ min(p, q)`), `hybrid` (KL
-            while cold, then total variation).
-        end: share of the training, at its end, that has the expected number of accepted guesses as its loss.
-        own: share of the training, at its end, that adds Draft-OPD's loss on its own guesses, up to the first wrong one:
-            what is behind is never asked for, and up to there the text's distributions are those of the verification.
+        loss: `tv` (0.1 cross-entropy, 0.9 total variation), `half` of both, `ce`, `kl`, `lk` (`-log
+            Σ min(p, q)`), `hybrid` (KL while cold, then total variation).
+        end: share of the training, at its end, that has the expected number of accepted guesses as
+            its loss.
+        own: share of the training, at its end, that adds Draft-OPD's loss on its own guesses, up to
+            the first wrong one: what is behind is never asked for, and up to there the text's
+            distributions are those of the verification.
         prefix: whether nothing is learned behind the first guess that is wrong.
         start: of the layer: `random`, or `last`, the target's last one.
         muon: as optimiser of matrices, with its rate; AdamW has the others.
         rate: peak learning rate.
-        vocabulary: tokens that are guessed, the answers' most frequent; None, or as many as there are: all.
-        rank: of a head `U (V h)` of its own, learned from the target's best one of that rank on (SlimSpec); None: the target's.
+        vocabulary: tokens that are guessed, the answers' most frequent; None, or as many as there
+            are: all.
+        rank: of a head `U (V h)` of its own, learned from the target's best one of that rank on
+            (SlimSpec); None: the target's.
         dropping: r of ParallelSpec's conditional output dropping.
         prompts: whether the user's turns are learned too.
-        norms: whether EAGLE-3 has a norm for each state that it reads and feeds back a normed one (EAGLE-3.1).
+        norms: whether EAGLE-3 has a norm for each state that it reads and feeds back a normed one
+            (EAGLE-3.1).
         last: whether the last layer is the high one that EAGLE-3 reads.
     """
 

@@ -1,8 +1,10 @@
-"""Which recipe teaches a drafter most in equal minutes of one core: losses, weights of far guesses, starts, optimisers.
+"""Which recipe teaches a drafter most in equal minutes of one core: losses, weights of far guesses,
+starts, optimisers.
 
-`python examples/studies/recipes.py states --target … --train-file …` runs the target once over all texts;
-`… trial mtp --target … --train-file … --recipe lk --minutes 3 --seed 0` adds lines to `trials.jsonl`, one at each point;
-`… table trials.jsonl` prints their ends as Markdown, and `… picture trials.jsonl curve.png` draws τ over minutes.
+`python examples/studies/recipes.py states --target … --train-file …` runs the target once over all
+texts; `… trial mtp --target … --train-file … --recipe lk --minutes 3 --seed 0` adds lines to
+`trials.jsonl`, one at each point; `… table trials.jsonl` prints their ends as Markdown, and `…
+picture trials.jsonl curve.png` draws τ over minutes.
 """
 
 import copy
@@ -58,7 +60,14 @@ def keys_of(target: PreTrainedModel, tokenizer: Any) -> tuple:
     mask = unused_token(tokenizer, target.config.vocab_size)
     eagle = Eagle3Config.for_target(target, 1).features
     return tuple(
-        dict.fromkeys((*DSparkDrafter.from_target(target, mask).features, *eagle, len(target.model.layers) - 1, "normed"))
+        dict.fromkeys(
+            (
+                *DSparkDrafter.from_target(target, mask).features,
+                *eagle,
+                len(target.model.layers) - 1,
+                "normed",
+            )
+        )
     )
 
 
@@ -92,7 +101,9 @@ def trial(
     seed: int = 0,
     batch_size: int = 8,
     points: Annotated[int, typer.Option(help="So often it is measured on the way.")] = 1,
-    json_file: Annotated[Path, typer.Option("--json", help="A line is added for each point.")] = Path("build/trials.jsonl"),
+    json_file: Annotated[
+        Path, typer.Option("--json", help="A line is added for each point.")
+    ] = Path("build/trials.jsonl"),
     cache_dir: Cache = Path("build/states"),
 ) -> None:
     """Train with one recipe for so many minutes of one core, and measure."""
@@ -102,7 +113,9 @@ def trial(
     train_set, held_out = split(data)
     chosen = replace(KINDS[kind], **CHANGES[recipe])
     if chosen.near and kind == "dspark":
-        raise typer.BadParameter("Blocks are not fed with states of their own, so these need not be near the target's.")
+        raise typer.BadParameter(
+            "Blocks are not fed with states of their own, so these need not be near the target's."
+        )
     wanted = chosen.vocabulary
     everything = wanted is None or wanted >= model.config.vocab_size
     vocabulary = None if everything else answer_vocabulary(train_set, wanted, tokenizer, model)
@@ -110,18 +123,33 @@ def trial(
     if chosen.prompts:
         train_set = [{**row, "labels": [IGNORED, *row["input_ids"][1:]]} for row in train_set]
     lessons = Rows if kind == "parallelspec" else Anchored
-    keeper = TargetStates(model, drafter.features if kind != "parallelspec" else ("normed",), drafter.vocabulary, cache_dir)
+    keeper = TargetStates(
+        model,
+        drafter.features if kind != "parallelspec" else ("normed",),
+        drafter.vocabulary,
+        cache_dir,
+    )
     if chosen.rank is not None:
         drafter.head = low_rank_head(keeper, chosen.rank, train_set[:100])
     taught = lessons(module, keeper, chosen, seed, False)
     judged = lessons(module, keeper, chosen, seed, True)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=trains_in_bf16())
-    parameters = {name: parameter for name, parameter in drafter.named_parameters() if parameter.requires_grad}
-    matrices = [p for name, p in parameters.items() if chosen.muon and p.ndim == 2 and "proj" in name]
+    parameters = {
+        name: parameter for name, parameter in drafter.named_parameters() if parameter.requires_grad
+    }
+    matrices = [
+        p for name, p in parameters.items() if chosen.muon and p.ndim == 2 and "proj" in name
+    ]
     others = [p for p in parameters.values() if all(p is not matrix for matrix in matrices)]
-    steppers: list[torch.optim.Optimizer] = [torch.optim.AdamW(others, lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0)]
+    steppers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=chosen.rate, betas=(0.9, 0.95), weight_decay=0)
+    ]
     if matrices:
-        steppers.append(torch.optim.Muon(matrices, lr=chosen.muon_rate, weight_decay=0, adjust_lr_fn="match_rms_adamw"))
+        steppers.append(
+            torch.optim.Muon(
+                matrices, lr=chosen.muon_rate, weight_decay=0, adjust_lr_fn="match_rms_adamw"
+            )
+        )
     peaks = [stepper.param_groups[0]["lr"] for stepper in steppers]
     order, spent, steps, point = random.Random(seed), 0.0, 0, 1
     waiting: list[list[dict]] = []
@@ -132,12 +160,18 @@ def trial(
                 sorted(rows[begin : begin + 16 * batch_size], key=lambda row: row["length"])
                 for begin in range(0, len(rows), 16 * batch_size)
             ]
-            waiting = [group[begin : begin + batch_size] for group in groups for begin in range(0, len(group), batch_size)]
+            waiting = [
+                group[begin : begin + batch_size]
+                for group in groups
+                for begin in range(0, len(group), batch_size)
+            ]
             order.shuffle(waiting)
             taught.collator.epoch += 1
         begun = process_time()
         for stepper, peak in zip(steppers, peaks, strict=True):
-            stepper.param_groups[0]["lr"] = peak * min(1.0, (steps + 1) / 20) * (1 - spent / (60 * minutes))
+            stepper.param_groups[0]["lr"] = (
+                peak * min(1.0, (steps + 1) / 20) * (1 - spent / (60 * minutes))
+            )
         drafter.train()
         with autocast:
             made = taught(waiting.pop())
@@ -157,7 +191,14 @@ def trial(
                 beside.attach(model)
                 figures["tree"] = tree_tau(model, beside, held_out, chosen.guesses)
             figures = {name: round(value, 4) for name, value in figures.items()}
-            line = {"kind": kind, "recipe": recipe, "minutes": round(spent / 60, 2), "of": minutes, "seed": seed, "steps": steps}
+            line = {
+                "kind": kind,
+                "recipe": recipe,
+                "minutes": round(spent / 60, 2),
+                "of": minutes,
+                "seed": seed,
+                "steps": steps,
+            }
             print({**line, **figures}, flush=True)
             with json_file.open("a") as file:
                 file.write(json.dumps({"target": Path(target).name, **line, **figures}) + "\n")
@@ -174,30 +215,45 @@ def ends(trials: Path) -> dict[tuple, list[dict]]:
 
 @app.command()
 def table(trials: Path) -> None:
-    """Means over seeds at the end of each trial, best τ of chains first, with its spread; then the τ of trees."""
-    print("| target | drafter | recipe | minutes | seeds | steps | first guesses | second, behind it | τ | trees | sampled |")
+    """Means over seeds at the end of each trial, best τ of chains first, with its spread; then the
+    τ of trees.
+    """
+    print(
+        "| target | drafter | recipe | minutes | seeds | steps | first guesses | second, behind it "
+        "| τ | trees | sampled |"
+    )
     print("|---|---|---|---:|---:|---:|---:|---:|---:|---:|---:|")
     for (target, kind, minutes, recipe), lines in sorted(
-        ends(trials).items(), key=lambda item: (*item[0][:3], -mean(line["tau"] for line in item[1]))
+        ends(trials).items(),
+        key=lambda item: (*item[0][:3], -mean(line["tau"] for line in item[1])),
     ):
-        first, second, tau, steps = ([line.get(name, 0.0) for line in lines] for name in ("guess 1", "guess 2", "tau", "steps"))
+        first, second, tau, steps = (
+            [line.get(name, 0.0) for line in lines]
+            for name in ("guess 1", "guess 2", "tau", "steps")
+        )
         spread = f" ± {stdev(tau):.3f}" if len(tau) > 1 else ""
-        trees, sampled = ([line[name] for line in lines if name in line] for name in ("tree", "sampled"))
+        trees, sampled = (
+            [line[name] for line in lines if name in line] for name in ("tree", "sampled")
+        )
         more = f"{mean(trees):.3f} | {mean(sampled):.1%}" if sampled else " | "
         print(
-            f"| {target} | {kind} | {recipe} | {minutes:g} | {len(lines)} | {mean(steps):.0f} | {mean(first):.1%} "
-            f"| {mean(second):.1%} | {mean(tau):.3f}{spread} | {more} |"
+            f"| {target} | {kind} | {recipe} | {minutes:g} | {len(lines)} | {mean(steps):.0f} | "
+            f"{mean(first):.1%} | {mean(second):.1%} | {mean(tau):.3f}{spread} | {more} |"
         )
 
 
 @app.command()
 def picture(trials: Path, file: Path) -> None:
-    """Draw τ over minutes, a line for each trial that was measured on its way, and a point for each other one."""
+    """Draw τ over minutes, a line for each trial that was measured on its way, and a point for each
+    other one.
+    """
     from matplotlib.figure import Figure  # an extra
 
     lines = defaultdict(list)
     for line in map(json.loads, trials.read_text().splitlines()):
-        lines[line["kind"], line["recipe"], line["seed"], line["of"]].append((line["minutes"], line["tau"]))
+        lines[line["kind"], line["recipe"], line["seed"], line["of"]].append(
+            (line["minutes"], line["tau"])
+        )
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     colours = dict(zip(KINDS, ("tab:orange", "tab:green", "tab:blue"), strict=True))
@@ -206,7 +262,11 @@ def picture(trials: Path, file: Path) -> None:
     for (kind, recipe, *_), points in lines.items():
         label = f"{kind}, {recipe}" if len(points) > 1 else f"{kind}, short trials"
         label = "" if label in named else label
-        style = {"marker": next(markers) if len(points) > 1 else "o", "markersize": 5, "color": colours[kind]}
+        style = {
+            "marker": next(markers) if len(points) > 1 else "o",
+            "markersize": 5,
+            "color": colours[kind],
+        }
         axes.plot(*zip(*sorted(points), strict=True), label=label, **style)
         named.add(label)
     axes.set(xlabel="minutes of training", ylabel="τ of chains of three, teacher-forced")

@@ -1,4 +1,5 @@
-"""Rollouts with a drafter that is set, at three sizes; and drafters beside a target that learns another way to answer.
+"""Rollouts with a drafter that is set, at three sizes; and drafters beside a target that learns
+another way to answer.
 
 python -m examples.studies.rollouts sizes OUT.json
 python -m examples.studies.rollouts moving OUT.json [STEPS]
@@ -36,7 +37,9 @@ from hf_paradraft.training.data import encode_rows
 
 def terse(story: str, answer: str) -> str:
     """Answer as the family never does: running counts alone."""
-    total, *changes = [(word, int(word)) for word in story.replace(".", " ").split() if word.isdigit()]
+    total, *changes = [
+        (word, int(word)) for word in story.replace(".", " ").split() if word.isdigit()
+    ]
     signs = [1 if "buys" in sentence else -1 for sentence in story.split(". ")[1:-1]]
     lines, count = [f"have {total[0]}"], total[1]
     for sign, (_, change) in zip(signs, changes, strict=True):
@@ -64,25 +67,38 @@ class Rollouts(TrainerCallback):
         for name, drafter in self.drafters.items():
             inputs = self.inputs[state.global_step // 2 % len(self.inputs)]
             with torch.random.fork_rng():
-                model.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=112, assistant_model=drafter)
+                model.generate(
+                    **inputs, do_sample=True, top_k=0, max_new_tokens=112, assistant_model=drafter
+                )
             self.rounds[name].append(drafter.last_stats.mean_emitted)
         model.train()
 
 
 def moving(output: str, steps: str = "60") -> None:
-    """Teach the target to answer tersely, with two drafters beside it: one frozen, one that follows."""
+    """Teach the target to answer tersely, with two drafters beside it: one frozen, one that
+    follows.
+    """
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target", padding_side="left")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
-    drafters = {name: AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32) for name in ("frozen", "following")}
+    drafters = {
+        name: AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32)
+        for name in ("frozen", "following")
+    }
     rows = [
-        {"messages": [*row["prompt"], {"role": "assistant", "content": terse(row["prompt"][0]["content"], row["answer"])}]}
+        {
+            "messages": [
+                *row["prompt"],
+                {"role": "assistant", "content": terse(row["prompt"][0]["content"], row["answer"])},
+            ]
+        }
         for row in problems(512, 2)
     ]
     asked = [problems(8, 3)[start : start + 4]["prompt"] for start in (0, 4)]
     inputs = [
         tokenizer.apply_chat_template(
-            [prompt for prompt in prompts for _ in range(2)], add_generation_prompt=True, padding=True, return_tensors="pt",
+            [prompt for prompt in prompts for _ in range(2)], add_generation_prompt=True,
+            padding=True, return_tensors="pt",
             return_dict=True,
         )
         for prompts in asked
@@ -93,18 +109,26 @@ def moving(output: str, steps: str = "60") -> None:
     )
     encoded = encode_rows(Dataset.from_list(rows), tokenizer, 320).remove_columns("length")
     arguments = TrainingArguments(
-        output_dir=mkdtemp(), max_steps=int(steps), per_device_train_batch_size=8, learning_rate=2e-4, report_to="none",
+        output_dir=mkdtemp(), max_steps=int(steps), per_device_train_batch_size=8,
+        learning_rate=2e-4, report_to="none",
         save_strategy="no", logging_steps=2, use_cpu=True,
     )  # fmt: skip
     collator = DataCollatorForSeq2Seq(tokenizer)
-    Trainer(target, arguments, train_dataset=encoded, data_collator=collator, callbacks=[rollouts, follow]).train()
+    Trainer(
+        target,
+        arguments,
+        train_dataset=encoded,
+        data_collator=collator,
+        callbacks=[rollouts, follow],
+    ).train()
     lessons = [vars(lesson) for lesson in follow.lessons]
     Path(output).write_text(json.dumps({"tokens a round": rollouts.rounds, "lessons": lessons}))
     print(rollouts.rounds, lessons)
 
 
 class Turn(TrainerCallback):
-    """Lets three trainers in three processes take their steps in turn, and notes the seconds of each step, lessons included.
+    """Lets three trainers in three processes take their steps in turn, and notes the seconds of
+    each step, lessons included.
 
     Args:
         mine: is free when it is this one's turn.
@@ -143,7 +167,9 @@ def one_way(options: Options, mine: Any, next_one: Any, output: str) -> None:
 
 
 def grpo(output: str, steps: str = "200") -> None:
-    """GRPO without a drafter, with a frozen one, and with one that follows, a step of each in turn."""
+    """GRPO without a drafter, with a frozen one, and with one that follows, a step of each in
+    turn.
+    """
     context = multiprocessing.get_context("spawn")
     ways: tuple[Literal["plain", "frozen", "follow"], ...] = ("plain", "frozen", "follow")
     turns = [context.Semaphore(index == 0) for index in range(len(ways))]
@@ -152,7 +178,15 @@ def grpo(output: str, steps: str = "200") -> None:
         context.Process(
             target=one_way,
             args=(
-                Options(steps=int(steps), drafter=way, full=True, sequences=8, every=8, learning_rate=2e-4, tokens=112),
+                Options(
+                    steps=int(steps),
+                    drafter=way,
+                    full=True,
+                    sequences=8,
+                    every=8,
+                    learning_rate=2e-4,
+                    tokens=112,
+                ),
                 turns[index],
                 turns[(index + 1) % len(ways)],
                 files[index],
@@ -164,15 +198,24 @@ def grpo(output: str, steps: str = "200") -> None:
         process.start()
     for process in runs:
         process.join()
-    Path(output).write_text(json.dumps({way: json.loads(Path(file).read_text()) for way, file in zip(ways, files, strict=True)}))
+    Path(output).write_text(
+        json.dumps(
+            {way: json.loads(Path(file).read_text()) for way, file in zip(ways, files, strict=True)}
+        )
+    )
 
 
 def draw_grpo(output: str, picture: str) -> None:
     """Draw reward, tokens a round and seconds of every step, means of ten."""
     said = json.loads(Path(output).read_text())
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.5))
-    # The rewards are the same to the last digit: lines that leave room for each other, so that all are seen.
-    drawn = {"follow": ("following drafter", "-"), "frozen": ("frozen drafter", "--"), "plain": ("no drafter", "k:")}
+    # The rewards are the same to the last digit: lines that leave room for each other, so that all
+    # are seen.
+    drawn = {
+        "follow": ("following drafter", "-"),
+        "frozen": ("frozen drafter", "--"),
+        "plain": ("no drafter", "k:"),
+    }
     for axis, key in zip(axes, ("reward", "tokens a round", "seconds"), strict=True):
         for way, (name, style) in drawn.items():
             values = said[way][key]
@@ -204,12 +247,21 @@ def sizes(output: str, repeats: int = 3) -> None:
                 torch.manual_seed(repeat)
                 begun = time.perf_counter()
                 with set_drafter(target, used):
-                    texts[name] = target.generate(**inputs, do_sample=True, top_k=0, max_new_tokens=112)
+                    texts[name] = target.generate(
+                        **inputs, do_sample=True, top_k=0, max_new_tokens=112
+                    )
                 if repeat:  # the first warms up
                     seconds[name].append(time.perf_counter() - begun)
             assert torch.equal(texts["plain"], texts["drafted"])
         ratios = [plain / drafted for plain, drafted in zip(*seconds.values(), strict=True)]
-        rows.append({"sequences": count, "speedup": median(ratios), "spread": [min(ratios), max(ratios)], **seconds})
+        rows.append(
+            {
+                "sequences": count,
+                "speedup": median(ratios),
+                "spread": [min(ratios), max(ratios)],
+                **seconds,
+            }
+        )
         print(rows[-1])
     Path(output).write_text(json.dumps(rows))
 
@@ -230,4 +282,6 @@ def draw(output: str, picture: str) -> None:
 
 
 if __name__ == "__main__":
-    {"moving": moving, "sizes": sizes, "draw": draw, "grpo": grpo, "draw_grpo": draw_grpo}[sys.argv[1]](*sys.argv[2:])
+    {"moving": moving, "sizes": sizes, "draw": draw, "grpo": grpo, "draw_grpo": draw_grpo}[
+        sys.argv[1]
+    ](*sys.argv[2:])

@@ -1,7 +1,9 @@
-"""Forty clients at `paradraft serve`: ragged prompts, conversations, schemas, cancellations, bad, huge and hostile requests.
+"""Forty clients at `paradraft serve`: ragged prompts, conversations, schemas, cancellations, bad,
+huge and hostile requests.
 
-Every text is compared. Then twelve requests at once, one after the other, and so without drafts: tokens per second, and the time
-to the first one. Then ten turns of a conversation, with and without kept prefixes: the time to the first token of each.
+Every text is compared. Then twelve requests at once, one after the other, and so without drafts:
+tokens per second, and the time to the first one. Then ten turns of a conversation, with and without
+kept prefixes: the time to the first token of each.
 
 python -m examples.studies.serving clients OUT.json [SECONDS]
 python -m examples.studies.serving together OUT.json PICTURE.png
@@ -44,37 +46,56 @@ BAD: list[dict[str, Any]] = [
     {"messages": [{"role": "user", "content": "word " * 5000}]},
     {"extra_body": {"unknown": 1}},
     {"stop": "a" * 200_000},
-    {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "king"}}}},
+    {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "a", "schema": {"type": "king"}},
+        }
+    },
 ]
 HOSTILE: list[tuple[str, dict[str, Any]]] = [
     ("completions", {"prompt": [{}] * 300_000}),
     ("completions", {"prompt": "word " * 800_000}),
     ("chat/completions", {"messages": [1] * 1_000_000}),
-    ("chat/completions", {"messages": [{"role": "user", "content": "x"}], **{f"field {number}": 1 for number in range(200_000)}}),
+    (
+        "chat/completions",
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            **{f"field {number}": 1 for number in range(200_000)},
+        },
+    ),
 ]
 FORM = {
     "type": "json_schema",
     "json_schema": {"name": "date", "schema": {"type": "object", "properties": {
-        "day": {"type": "integer", "minimum": 1, "maximum": 31}, "month": {"enum": ["May", "June", "July", "August"]}},
+        "day": {"type": "integer", "minimum": 1, "maximum": 31}, "month": {"enum": ["May", "June",
+        "July", "August"]}},
         "required": ["day", "month"], "additionalProperties": False}},
 }  # fmt: skip
 
 
-Texts = dict[tuple[tuple[str, ...], int | None], str]  # by the turns before and the seed; None: greedy
+# by the turns before and the seed; None: greedy
+Texts = dict[tuple[tuple[str, ...], int | None], str]
 
 
 def texts_of(questions: list[str]) -> Texts:
-    """Write every answer with plain `generate`: greedy (None), and with two seeds; and to a second question after a first one."""
+    """Write every answer with plain `generate`: greedy (None), and with two seeds; and to a second
+    question after a first one.
+    """
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
     texts: Texts = {}
 
     def write(turns: tuple[str, ...], seed: int | None) -> None:
-        ids = tokenizer.apply_chat_template(messages_of(turns), add_generation_prompt=True, return_tensors="pt", return_dict=True)
+        ids = tokenizer.apply_chat_template(
+            messages_of(turns), add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
         torch.manual_seed(seed or 0)
         rules = {"do_sample": False} if seed is None else {"do_sample": True, "temperature": 0.8}
         out = target.generate(**ids, **rules, max_new_tokens=NEW)
-        texts[turns, seed] = tokenizer.decode(out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True)
+        texts[turns, seed] = tokenizer.decode(
+            out[0, ids["input_ids"].shape[1] :], skip_special_tokens=True
+        )
 
     for question, second in zip(questions, [*questions[1:], questions[0]], strict=True):
         for seed in (None, 1, 2):
@@ -85,7 +106,10 @@ def texts_of(questions: list[str]) -> Texts:
 
 def messages_of(turns: tuple[str, ...]) -> list[dict[str, str]]:
     """Write turns as messages."""
-    return [{"role": "assistant" if index % 2 else "user", "content": turn} for index, turn in enumerate(turns)]
+    return [
+        {"role": "assistant" if index % 2 else "user", "content": turn}
+        for index, turn in enumerate(turns)
+    ]
 
 
 RUDE = "cancelled", "abandoned", "bad", "huge", "hostile"
@@ -121,12 +145,16 @@ class Client(Thread):
     def asked(self, **more: Any) -> tuple[Any, str]:
         """Ask something; gives the answer and the text that it should be."""
         turns, seed = self.luck.choice(list(self.texts))
-        body: dict[str, Any] = {"temperature": 0} if seed is None else {"temperature": 0.8, "seed": seed}
+        body: dict[str, Any] = (
+            {"temperature": 0} if seed is None else {"temperature": 0.8, "seed": seed}
+        )
         if self.luck.random() < 0.2:
             body["extra_body"] = {"speculation": {"enabled": False}}
         elif self.luck.random() < 0.2:
             body["prediction"] = {"type": "content", "content": self.texts[turns, None]}
-        made = self.client.chat.completions.create(model=MODEL, messages=messages_of(turns), max_tokens=NEW, **body, **more)
+        made = self.client.chat.completions.create(
+            model=MODEL, messages=messages_of(turns), max_tokens=NEW, **body, **more
+        )
         return made, self.texts[turns, seed]
 
     def judged(self, name: str, text: str, true: str) -> str:
@@ -143,12 +171,16 @@ class Client(Thread):
     def stream(self) -> str:
         """Read it as it comes."""
         chunks, true = self.asked(stream=True)
-        return self.judged("stream", "".join(chunk.choices[0].delta.content or "" for chunk in chunks), true)
+        return self.judged(
+            "stream", "".join(chunk.choices[0].delta.content or "" for chunk in chunks), true
+        )
 
     def schema(self) -> str:
         """Ask for JSON."""
         turns, _ = self.luck.choice(list(self.texts))
-        made = self.client.chat.completions.create(model=MODEL, messages=messages_of(turns), max_tokens=NEW, response_format=FORM)
+        made = self.client.chat.completions.create(
+            model=MODEL, messages=messages_of(turns), max_tokens=NEW, response_format=FORM
+        )
         if set(json.loads(made.choices[0].message.content)) != {"day", "month"}:
             self.wrong.append((made.choices[0].message.content, "a date"))
         return "schema"
@@ -180,7 +212,11 @@ class Client(Thread):
 
     def bad(self) -> str:
         """Ask what is refused."""
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], **self.luck.choice(BAD)}
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "x"}],
+            **self.luck.choice(BAD),
+        }
         with suppress(openai.BadRequestError, openai.NotFoundError):
             self.client.chat.completions.create(**body)
             self.wrong.append((str(body)[:200], "refused"))
@@ -190,13 +226,20 @@ class Client(Thread):
         """Send ten megabytes."""
         body = {"model": MODEL, "messages": [{"role": "user", "content": "x" * 10_000_000}]}
         with suppress(httpx.TransportError):  # it may hang up before it has read all
-            assert httpx.post(f"{self.address}/chat/completions", json=body, timeout=120).status_code == 413
+            assert (
+                httpx.post(f"{self.address}/chat/completions", json=body, timeout=120).status_code
+                == 413
+            )
         return "huge"
 
 
 def resident(pid: int) -> float:
     """How many MiB of memory a process has."""
-    line = next(line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    line = next(
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("VmRSS")
+    )
     return int(line.split()[1]) / 1024
 
 
@@ -204,7 +247,18 @@ def clients(output: str, seconds: str = "300") -> None:
     """Let them ask, and write what happened."""
     questions = [json.loads(line)["turns"][0] for line in QUESTIONS.read_text().splitlines()][:24]
     texts = texts_of(questions)
-    command = [sys.executable, "-m", "hf_paradraft.cli", "serve", "--port", "0", "--dtype", "float32", "--threads", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "hf_paradraft.cli",
+        "serve",
+        "--port",
+        "0",
+        "--dtype",
+        "float32",
+        "--threads",
+        "1",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         address = server.stdout.readline().strip()
@@ -220,7 +274,11 @@ def clients(output: str, seconds: str = "300") -> None:
             memory.append(resident(server.pid))
         time.sleep(1)
         metrics = httpx.get(address.replace("/v1", "/metrics")).text
-        left = {line.split()[0]: float(line.split()[1]) for line in metrics.splitlines() if line.startswith("num_requests")}
+        left = {
+            line.split()[0]: float(line.split()[1])
+            for line in metrics.splitlines()
+            if line.startswith("num_requests")
+        }
         server.terminate()
     counts = sum((client.counts for client in asking), Counter())
     said = {
@@ -236,7 +294,9 @@ def clients(output: str, seconds: str = "300") -> None:
 
 
 def together(output: str, picture: str, repeats: int = 3) -> None:
-    """Time twelve requests in three ways, in turn, and draw who was served when in the first of them."""
+    """Time twelve requests in three ways, in turn, and draw who was served when in the first of
+    them.
+    """
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(FAMILY / "target")
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32)
@@ -246,7 +306,9 @@ def together(output: str, picture: str, repeats: int = 3) -> None:
     scheduler = Scheduler(target, drafter, max_batch_size=12)
     scheduler.start()
 
-    def asked(at_once: bool, drafts: bool) -> tuple[float, list[list[tuple[float, int]]], list[list[int]]]:
+    def asked(
+        at_once: bool, drafts: bool
+    ) -> tuple[float, list[list[tuple[float, int]]], list[list[int]]]:
         """Seconds in all; of each request when so many tokens came; and its tokens."""
         begun, came, texts, over = time.perf_counter(), [], [], []
 
@@ -273,7 +335,11 @@ def together(output: str, picture: str, repeats: int = 3) -> None:
             ended.wait()
         return time.perf_counter() - begun, came, texts
 
-    ways = {"at once": (True, True), "one after the other": (False, True), "one after the other, without drafts": (False, False)}
+    ways = {
+        "at once": (True, True),
+        "one after the other": (False, True),
+        "one after the other, without drafts": (False, False),
+    }
     said: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for repeat in range(repeats + 1):
         written = []
@@ -289,13 +355,20 @@ def together(output: str, picture: str, repeats: int = 3) -> None:
                     _draw(came, picture)
         assert written[0] == written[1] == written[2]
     scheduler.stop()
-    rows = {name: [median(column) for column in zip(*values, strict=True)] for name, values in said.items()}
-    Path(output).write_text(json.dumps({"tokens a second, seconds to the first token": rows, "all": said}))
+    rows = {
+        name: [median(column) for column in zip(*values, strict=True)]
+        for name, values in said.items()
+    }
+    Path(output).write_text(
+        json.dumps({"tokens a second, seconds to the first token": rows, "all": said})
+    )
     print(rows)
 
 
 def turns(output: str, picture: str, count: int = 10) -> None:
-    """Ask ten turns behind a beginning of 2,000 tokens, with and without kept prefixes, and draw when first tokens came."""
+    """Ask ten turns behind a beginning of 2,000 tokens, with and without kept prefixes, and draw
+    when first tokens came.
+    """
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(get_public())
     target = AutoModelForCausalLM.from_pretrained(get_public(), dtype=torch.float32)
@@ -311,14 +384,23 @@ def turns(output: str, picture: str, count: int = 10) -> None:
         for turn in range(count):
             tokens, over, times = list[int](), Event(), list[float]()
 
-            def tell(news: News, tokens: list[int] = tokens, over: Event = over, times: list[float] = times) -> None:
+            def tell(
+                news: News,
+                tokens: list[int] = tokens,
+                over: Event = over,
+                times: list[float] = times,
+            ) -> None:
                 times.append(time.perf_counter())
                 tokens.extend(news.tokens)
                 if news.over:
                     over.set()
 
             job, begun = (
-                Job(list(prompt), {"max_new_tokens": 48, "do_sample": False, "pad_token_id": 0}, tell),
+                Job(
+                    list(prompt),
+                    {"max_new_tokens": 48, "do_sample": False, "pad_token_id": 0},
+                    tell,
+                ),
                 time.perf_counter(),
             )
             scheduler.submit(job)
@@ -329,7 +411,9 @@ def turns(output: str, picture: str, count: int = 10) -> None:
             prompt = [*prompt, *tokens, *ids[2000 + 40 * turn : 2040 + 40 * turn]]
         scheduler.stop()
     same = texts["kept"] == texts["read anew"]
-    Path(output).write_text(json.dumps({"seconds": seconds, "tokens a round": taus, "same texts": same}))
+    Path(output).write_text(
+        json.dumps({"seconds": seconds, "tokens a round": taus, "same texts": same})
+    )
     print(seconds, taus, same)
     figure, axis = pyplot.subplots(figsize=(7, 3.2))
     for (name, values), colour in zip(seconds.items(), ("0.6", GREEN), strict=True):
@@ -350,10 +434,17 @@ def _draw(came: list[list[tuple[float, int]]], picture: str) -> None:
         moments, counts = zip(*times, strict=True)
         axis.plot([0, moments[0]], [row, row], color="0.8", linewidth=1)
         axis.plot([moments[0], moments[-1]], [row, row], color="0.5", linewidth=3)
-        axis.scatter(moments, [row] * len(moments), s=[8 * count for count in counts], color=GREEN, zorder=3)
+        axis.scatter(
+            moments, [row] * len(moments), s=[8 * count for count in counts], color=GREEN, zorder=3
+        )
     axis.invert_yaxis()
-    axis.set_yticks(range(len(came)), [f"request {row + 1}" for row in range(len(came))], fontsize=8)
-    axis.set_xlabel("seconds; a mark is a round, as large as the tokens that it brought; thin lines wait for their prompt")
+    axis.set_yticks(
+        range(len(came)), [f"request {row + 1}" for row in range(len(came))], fontsize=8
+    )
+    axis.set_xlabel(
+        "seconds; a mark is a round, as large as the tokens that it brought; thin lines wait for "
+        "their prompt"
+    )
     figure.tight_layout()
     figure.savefig(picture, dpi=110)
 

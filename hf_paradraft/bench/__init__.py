@@ -1,4 +1,6 @@
-"""Measure drafters against plain decoding and transformers' own methods, in one process, interleaved."""
+"""Measure drafters against plain decoding and transformers' own methods, in one process,
+interleaved.
+"""
 
 from .measure import Measurement, Settings, bench
 from .methods import Method, assisted, drafted, plain, prompt_lookup

@@ -17,15 +17,26 @@ from ..outer_names import ASSISTS_COMPILED
 from ..pearl import ProcessDrafter
 from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
-from .methods import Method, Variant, assisted, drafted, on_cores, plain, prompt_lookup, variants_of, with_prompt_lookup
+from .methods import (
+    Method,
+    Variant,
+    assisted,
+    drafted,
+    on_cores,
+    plain,
+    prompt_lookup,
+    variants_of,
+    with_prompt_lookup,
+)
 
 
 class Case(StrEnum):
     """Questions that a benchmark can answer, each by a list of methods.
 
-    `methods`: transformers' own methods and ours. `batches`: ours over several prompts at a time. `compiled`: both sides
-    compiled, over static caches. `overlap`: drafting while verifying against one after the other, a core each, and with all
-    cores. `hopeless`: a drafter that knows nothing, and prompts of random tokens: how much is lost?
+    `methods`: transformers' own methods and ours. `batches`: ours over several prompts at a time.
+    `compiled`: both sides compiled, over static caches. `overlap`: drafting while verifying against
+    one after the other, a core each, and with all cores. `hopeless`: a drafter that knows nothing,
+    and prompts of random tokens: how much is lost?
     """
 
     methods = "methods"
@@ -42,7 +53,10 @@ def _untrained(drafter: Drafter) -> Drafter:
         ValueError: it is no PARD drafter.
     """
     if not isinstance(drafter, PardDrafter):
-        raise ValueError(f"An untrained {drafter.title} cannot be made: the case 'hopeless' is for PARD drafters.")
+        raise ValueError(
+            f"An untrained {drafter.title} cannot be made: the case 'hopeless' is for PARD "
+            "drafters."
+        )
     torch.manual_seed(0)
     made: Any = type(drafter)
     fresh = made(drafter.config).to(drafter.device, drafter.dtype).eval()
@@ -50,17 +64,23 @@ def _untrained(drafter: Drafter) -> Drafter:
 
 
 def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
-    """Make methods of chains of one length: sequential on one core, overlapped in one process or two, sequential on all cores."""
+    """Make methods of chains of one length: sequential on one core, overlapped in one process or
+    two, sequential on all cores.
+    """
     config = SpeculationConfig(length, None, never_slower=False)
     chain = Variant(f"{name}-chain-k{length}", drafter, config)
     one_core = Variant(f"{name}-chain-k{length}-one-core", drafter, config)
     pearl = Variant(f"pearl-{name}-k{length}", drafter, replace(config, overlap=True))
-    apart = Variant(f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), replace(config, overlap=True))
+    apart = Variant(
+        f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), replace(config, overlap=True)
+    )
     return [on_cores(drafted(one_core), 1), drafted(pearl), drafted(apart), drafted(chain)]
 
 
 def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """Add the drafter's folder to names that several have, or its number in the order given where folders do not tell."""
+    """Add the drafter's folder to names that several have, or its number in the order given where
+    folders do not tell.
+    """
     uses = Counter(variant.name for variant in variants)
     drafters = list({id(variant.drafter): variant.drafter for variant in variants}.values())
     folders = [Path(drafter.name_or_path).name for drafter in drafters]
@@ -69,7 +89,9 @@ def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
         for number, (drafter, folder) in enumerate(zip(drafters, folders, strict=True), 1)
     }
     return [
-        variant if uses[variant.name] == 1 else replace(variant, name=f"{variant.name}@{labels[id(variant.drafter)]}")
+        variant
+        if uses[variant.name] == 1
+        else replace(variant, name=f"{variant.name}@{labels[id(variant.drafter)]}")
         for variant in variants
     ]
 
@@ -111,7 +133,13 @@ def methods_of(
             (f"{drafter.kind}-chain-k{length}", drafter),
             (f"{drafter.kind}-chain-untrained-k{length}", _untrained(drafter)),
         ]
-        return [plain(), *(drafted(Variant(name, candidate, SpeculationConfig(length, None))) for name, candidate in chains)]
+        return [
+            plain(),
+            *(
+                drafted(Variant(name, candidate, SpeculationConfig(length, None)))
+                for name, candidate in chains
+            ),
+        ]
     peers = []
     if compiled and parent is not None and ASSISTS_COMPILED and not recurrent:
         peers = [assisted(parent, None, compiled=True)]
@@ -120,9 +148,13 @@ def methods_of(
         peers.append(prompt_lookup())
     variants = variants_of(drafter, draft_lengths, tree_sizes)
     if case == Case.methods:
-        more = (variant for other in others for variant in variants_of(other, draft_lengths, tree_sizes))
+        more = (
+            variant for other in others for variant in variants_of(other, draft_lengths, tree_sizes)
+        )
         variants = _told_apart([*variants, *more])
     if lookup:
-        peers.append(drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None))))
+        peers.append(
+            drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))
+        )
         variants += with_prompt_lookup(variants)
     return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]

@@ -31,7 +31,8 @@ def compare(
     equality: bool = True,
     names: Mapping[str, str | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure methods on prompts and print the tables; a run that was stopped goes on where its file has it.
+    """Measure methods on prompts and print the tables; a run that was stopped goes on where its
+    file has it.
 
     Args:
         target: on its device, in its dtype, in evaluation mode.
@@ -45,20 +46,24 @@ def compare(
         names: of the models; a run is continued only with the same ones, and the same weights.
 
     Returns:
-        One record per method, batch size and temperature; each with `environment`, the reference's with `latency` too, where a
-        forward's time by its rows can be measured.
+        One record per method, batch size and temperature; each with `environment`, the reference's
+        with `latency` too, where a forward's time by its rows can be measured.
 
     Raises:
         OSError: the file cannot be written; said before anything is measured.
         ValueError: it belongs to another run, or two methods have one name.
     """
-    digest = hashlib.sha256(str([(prompt.category, prompt.ids.tolist()) for prompt in prompts]).encode()).hexdigest()
+    digest = hashlib.sha256(
+        str([(prompt.category, prompt.ids.tolist()) for prompt in prompts]).encode()
+    ).hexdigest()
     about: dict[str, Any] = {
         "environment": environment(target),
         "methods": [method.name for method in methods],
         "prompts": digest,
         "target": fingerprint(target),
-        "weights": {method.name: _weights(method.arguments.get("assistant_model")) for method in methods},
+        "weights": {
+            method.name: _weights(method.arguments.get("assistant_model")) for method in methods
+        },
     }
     unfinished = Unfinished(file, {**about, **asdict(settings), "models": names})
     done = unfinished.load()
@@ -70,11 +75,18 @@ def compare(
     results = bench(target, methods, prompts, settings, pad_token_id, done, unfinished.save)
     if equality and getattr(target.config, "quantization_config", None) is None:
         try:
-            check_equality(target, methods, prompts, settings, results, pad_token_id, unfinished.save)
+            check_equality(
+                target, methods, prompts, settings, results, pad_token_id, unfinished.save
+            )
         except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(error):
+            if not isinstance(error, torch.OutOfMemoryError) and "allocate memory" not in str(
+                error
+            ):
                 raise
-            console.print("There is not enough memory for the target in float32: whether outputs are equal is left open.")
+            console.print(
+                "There is not enough memory for the target in float32: whether outputs are equal "
+                "is left open."
+            )
     rows = [{**row, "environment": about["environment"]} for row in records(results)]
     if attention_windows(target) is not None:
         rows[0]["latency"] = asdict(measure_latency(target))
@@ -85,7 +97,17 @@ def compare(
 
 
 def _weights(assistant: Any) -> list[str]:
-    """Fingerprint an assistant's weights, to tell it from one of its name that was trained anew; empty without weights."""
-    parts = [assistant] if isinstance(assistant, torch.nn.Module) else vars(assistant).values() if assistant is not None else ()
-    modules = [torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts]
+    """Fingerprint an assistant's weights, to tell it from one of its name that was trained anew;
+    empty without weights.
+    """
+    parts = (
+        [assistant]
+        if isinstance(assistant, torch.nn.Module)
+        else vars(assistant).values()
+        if assistant is not None
+        else ()
+    )
+    modules = [
+        torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts
+    ]
     return [fingerprint(module) for module in modules if isinstance(module, torch.nn.Module)]

@@ -1,4 +1,6 @@
-"""Run every method on every prompt, in turn, so that a machine whose speed drifts is fair to all."""
+"""Run every method on every prompt, in turn, so that a machine whose speed drifts is fair to
+all.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +19,13 @@ from .methods import Method, Replay
 from .questions import Prompt
 
 PROCESS = Path("/proc/self")
-OF_STATISTICS = ("draft_seconds", "verify_seconds", "attempts", "successes")  # of a `Measurement`, where ours are measured
+# of a `Measurement`, where ours are measured
+OF_STATISTICS = (
+    "draft_seconds",
+    "verify_seconds",
+    "attempts",
+    "successes",
+)
 
 
 @dataclass(frozen=True)
@@ -26,11 +34,13 @@ class Settings:
 
     Attributes:
         max_new_tokens: at most; outputs end at the end-of-text token.
-        batch_sizes: prompts answered together; methods that take one prompt at a time are left out of larger ones.
+        batch_sizes: prompts answered together; methods that take one prompt at a time are left out
+            of larger ones.
         temperatures: 0 is greedy.
         repeats: of each call; the median counts.
         seed: set before every call.
-        warm_up: prompts that every method answers before anything counts: what is compiled or measured once happens there.
+        warm_up: prompts that every method answers before anything counts: what is compiled or
+            measured once happens there.
     """
 
     max_new_tokens: int = 128
@@ -54,11 +64,15 @@ class Measurement:
         tokens: new ones, of all rows.
         forwards: of the target, the prompt's included, counted for each row until it ended.
         seconds: of each repeat.
-        same: whether the fp32 output is plain `generate`'s; None before that was asked, and for sampling.
+        same: whether the fp32 output is plain `generate`'s; None before that was asked, and for
+            sampling.
         same_here: whether the output in the target's own dtype is; None for sampling.
-        peak_bytes: the most memory in use (on a CPU the process's), or None where that is not known.
-        draft_seconds, verify_seconds: of the last repeat, in the drafter and in the target's forwards; None for the peers.
-        attempts, successes: how often each draft position was judged and accepted; empty for the peers.
+        peak_bytes: the most memory in use (on a CPU the process's), or None where that is not
+            known.
+        draft_seconds, verify_seconds: of the last repeat, in the drafter and in the target's
+            forwards; None for the peers.
+        attempts, successes: how often each draft position was judged and accepted; empty for the
+            peers.
     """
 
     method: str
@@ -95,16 +109,24 @@ class Runner:
     def __call__(
         self, method: Method, batch: Sequence[Prompt], temperature: float, index: int = 0
     ) -> tuple[LongTensor, Measurement]:
-        """Measure one call from the settings' seed: new tokens int64 `(rows, new)`, on the CPU, and all but their equality."""
+        """Measure one call from the settings' seed: new tokens int64 `(rows, new)`, on the CPU, and
+        all but their equality.
+        """
         padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
-        arguments = {**self._inputs(batch), **sampling(temperature), **padding, "max_new_tokens": self.settings.max_new_tokens}
+        arguments = {
+            **self._inputs(batch),
+            **sampling(temperature),
+            **padding,
+            "max_new_tokens": self.settings.max_new_tokens,
+        }
         forwards = 0
 
         def count(*_) -> None:
             nonlocal forwards
             forwards += 1
 
-        # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones are the tokens.
+        # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones
+        # are the tokens.
         counted = method.drafter is None and not method.name.startswith("plain")
         handle = self.target.register_forward_pre_hook(count) if counted else None
         torch.manual_seed(self.settings.seed)
@@ -143,7 +165,10 @@ class Runner:
         on_the_left = {"batch_first": True, "padding_side": "left"}
         padded = pad_sequence(ids, padding_value=self.pad_token_id or 0, **on_the_left)
         mask = pad_sequence([torch.ones_like(row) for row in ids], **on_the_left)
-        return {"input_ids": padded.to(self.target.device), "attention_mask": mask.to(self.target.device)}
+        return {
+            "input_ids": padded.to(self.target.device),
+            "attention_mask": mask.to(self.target.device),
+        }
 
 
 def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
@@ -156,7 +181,9 @@ def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
 def _work(
     methods: Sequence[Method], prompts: Sequence[Prompt], settings: Settings
 ) -> Iterator[tuple[int, float, int, Sequence[Prompt], list[Method]]]:
-    """Yield (batch size, temperature, index, batch, methods that can answer it), one after the other."""
+    """Yield (batch size, temperature, index, batch, methods that can answer it), one after the
+    other.
+    """
     for size in settings.batch_sizes:
         able = [method for method in methods if size == 1 or method.batches]
         for temperature in settings.temperatures:
@@ -189,12 +216,15 @@ def bench(
         enough: asked before each prompt but the first, whether to leave out the rest.
 
     Returns:
-        Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know whether they are the same.
+        Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know
+        whether they are the same.
     """
     run, made, warm = Runner(target, settings, pad_token_id), list(done), set()
     finished = {(entry.batch_size, entry.temperature, entry.index) for entry in done}
     work = list(_work(methods, prompts, settings))
-    for size, temperature, index, batch, able in tqdm(work, "bench", unit="prompt", disable=not progress):
+    for size, temperature, index, batch, able in tqdm(
+        work, "bench", unit="prompt", disable=not progress
+    ):
         if (size, temperature, index) in finished:
             continue
         if made and enough():
@@ -206,8 +236,13 @@ def bench(
                     run(method, warm_batch, temperature)
         for replay in (method.drafter for method in able if isinstance(method.drafter, Replay)):
             answers, _ = run(able[0], batch, temperature)
-            replay.texts = [torch.cat([prompt.ids[0].cpu(), answer]) for prompt, answer in zip(batch, answers, strict=True)]
-        calls: dict[str, list[tuple[LongTensor, Measurement]]] = {method.name: [] for method in able}
+            replay.texts = [
+                torch.cat([prompt.ids[0].cpu(), answer])
+                for prompt, answer in zip(batch, answers, strict=True)
+            ]
+        calls: dict[str, list[tuple[LongTensor, Measurement]]] = {
+            method.name: [] for method in able
+        }
         first = index % len(able)
         for _ in range(settings.repeats):
             for method in (*able[first:], *able[:first]):
@@ -234,10 +269,11 @@ def check_equality(
     save: Callable[[list[Measurement]], None] = lambda _: None,
     progress: bool = True,
 ) -> None:
-    """Run everything greedy once more with the target in fp32, and set `same` of measurements that do not know it yet.
+    """Run everything greedy once more with the target in fp32, and set `same` of measurements that
+    do not know it yet.
 
-    In 16-bit formats near-ties fall either way with the number of rows, so only fp32 outputs can be compared. The target comes
-    back in its dtype.
+    In 16-bit formats near-ties fall either way with the number of rows, so only fp32 outputs can be
+    compared. The target comes back in its dtype.
     """
     unknown = {
         (entry.batch_size, entry.index, entry.method): entry
@@ -262,7 +298,9 @@ def check_equality(
 
 @contextmanager
 def _in_float32(target: PreTrainedModel) -> Iterator[None]:
-    """Run a block with the target in float32; then restore every parameter's dtype, and buffers, which rounding would change."""
+    """Run a block with the target in float32; then restore every parameter's dtype, and buffers,
+    which rounding would change.
+    """
     dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
     buffers = dict(target.named_buffers())
     try:
@@ -286,7 +324,8 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Read the most bytes in use since the reset: a GPU's allocations, or the process's resident memory on Linux, else None.
+    """Read the most bytes in use since the reset: a GPU's allocations, or the process's resident
+    memory on Linux, else None.
 
     Where the system allows no reset it is the most since the process began.
     """

@@ -1,4 +1,6 @@
-"""Ways to generate: a name each, what to pass to `target.generate`, and the ways to use one drafter."""
+"""Ways to generate: a name each, what to pass to `target.generate`, and the ways to use one
+drafter.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -27,17 +29,26 @@ class Variant:
 def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
     """Make a variant with prompt lookup of each variant that drafts trees."""
     trees = [variant for variant in variants if variant.config.tree_size]
-    return [Variant(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True)) for tree in trees]
+    return [
+        Variant(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True))
+        for tree in trees
+    ]
 
 
-def variants_of(drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]) -> list[Variant]:
-    """List chains of all lengths, then trees of all sizes, as deep as the longest chain; of prompt tokens their own tree alone.
+def variants_of(
+    drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]
+) -> list[Variant]:
+    """List chains of all lengths, then trees of all sizes, as deep as the longest chain; of prompt
+    tokens their own tree alone.
 
     Raises:
         ValueError: a drafter of no kind.
     """
     if not drafter.kind:
-        raise ValueError(f"{type(drafter).__name__} is of no kind that this library measures by itself: build Methods of it.")
+        raise ValueError(
+            f"{type(drafter).__name__} is of no kind that this library measures by itself: build "
+            "Methods of it."
+        )
     if drafter.kind.startswith("ppd"):
         own = drafter.speculation_config
         name = own.tree_size if own.tree_size == "auto" else f"n{own.tree_size}"
@@ -45,7 +56,10 @@ def variants_of(drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSi
     most = drafter.most_drafts
     lengths = lengths if most is None else sorted({min(length, most) for length in lengths})
     depth = max(lengths)
-    chains = [Variant(f"{drafter.kind}-chain-k{length}", drafter, SpeculationConfig(length, None)) for length in lengths]
+    chains = [
+        Variant(f"{drafter.kind}-chain-k{length}", drafter, SpeculationConfig(length, None))
+        for length in lengths
+    ]
     names = [size if size == "auto" else f"n{size}" for size in sizes]
     trees = [
         Variant(f"{drafter.kind}-tree-k{depth}-{name}", drafter, SpeculationConfig(depth, size))
@@ -61,8 +75,10 @@ class Method:
     Attributes:
         name: begins with `plain`, `assisted`, `prompt-lookup`, or the name of a kind of drafter.
         arguments: for `generate`.
-        using: what is set for the time of a call, and put back after it, where it only lives on a shared assistant.
-        drafter: ours, which counts its own rounds; None for the others, whose forwards are counted from outside.
+        using: what is set for the time of a call, and put back after it, where it only lives on a
+            shared assistant.
+        drafter: ours, which counts its own rounds; None for the others, whose forwards are counted
+            from outside.
         batches: whether it takes more than one prompt at a time.
     """
 
@@ -74,12 +90,20 @@ class Method:
 
 
 def plain(compiled: bool = False) -> Method:
-    """Make the method of plain `generate`; `compiled` is transformers' own compilation, over a static cache."""
-    return Method("plain-compiled", _compiled(), batches=True) if compiled else Method("plain", batches=True)
+    """Make the method of plain `generate`; `compiled` is transformers' own compilation, over a
+    static cache.
+    """
+    return (
+        Method("plain-compiled", _compiled(), batches=True)
+        if compiled
+        else Method("plain", batches=True)
+    )
 
 
 def _compiled() -> dict[str, Any]:
-    """Make the arguments with which transformers compiles a call over a static cache, on CPUs too."""
+    """Make the arguments with which transformers compiles a call over a static cache, on CPUs
+    too.
+    """
     compile_config = CompileConfig(fullgraph=True, dynamic=False, mode="default")
     return {"cache_implementation": "static", "compile_config": compiles_everywhere(compile_config)}
 
@@ -90,7 +114,9 @@ def prompt_lookup(num_tokens: int = 10) -> Method:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Tell whether a log record is other than assisted generation's warning about arguments that it passes itself."""
+    """Tell whether a log record is other than assisted generation's warning about arguments that it
+    passes itself.
+    """
     return "Passing `generation_config` together" not in record.getMessage()
 
 
@@ -142,7 +168,8 @@ def drafted(variant: Variant, compiled: bool = False) -> Method:
 
 
 class Replay(Drafter, Drafting):
-    """A drafter that knows the target's own answers, which cost it nothing: what the engine could have at most.
+    """A drafter that knows the target's own answers, which cost it nothing: what the engine could
+    have at most.
 
     Args:
         num_tokens: drafts a round.

@@ -1,4 +1,6 @@
-"""Questions of one or more turns, from a file or a Hub dataset, and the prompts that they become."""
+"""Questions of one or more turns, from a file or a Hub dataset, and the prompts that they
+become.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,10 +16,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat import check_room, encode_chat_prompt, stopping, whole_characters
 from ..files import rows_of
 
-TEXT_COLUMNS = ("prompt", "question", "instruction", "text")  # HumanEval has a prompt, GSM8K a question
+# HumanEval has a prompt, GSM8K a question
+TEXT_COLUMNS = (
+    "prompt",
+    "question",
+    "instruction",
+    "text",
+)
 
 
-PLACEHOLDER = "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in the place of what SPEED-Bench may not redistribute
+PLACEHOLDER = (
+    "FULL BENCHMARK DATA SHOULD BE FETCHED"  # in the place of what SPEED-Bench may not redistribute
+)
 
 
 @dataclass(frozen=True)
@@ -37,10 +47,11 @@ class Prompt:
 
 
 def load_questions(source: str | Path, per_category: int | None = None) -> list[Question]:
-    """Load questions of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`; split `test` if none.
+    """Load questions of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or
+    `ID:CONFIG:SPLIT`; split `test` if none.
 
-    A row has `turns` (Spec-Bench, MT-Bench), `messages`, or one of `prompt`, `question`, `instruction` and `text`; its
-    `category`, if there is none, is the source's name.
+    A row has `turns` (Spec-Bench, MT-Bench), `messages`, or one of `prompt`, `question`,
+    `instruction` and `text`; its `category`, if there is none, is the source's name.
 
     Args:
         source: the file or dataset.
@@ -73,16 +84,22 @@ def _question(row: Any, name: str, source: str) -> Question:
         listed = row["messages"] if isinstance(row["messages"], list) else []
         messages = [message if isinstance(message, Mapping) else {} for message in listed]
         if any(message.get("role") == "system" for message in messages):
-            raise ValueError(f"{source}: system messages are not asked here; leave them out, or put them into the first turn.")
+            raise ValueError(
+                f"{source}: system messages are not asked here; leave them out, or put them into "
+                "the first turn."
+            )
         turns = [message.get("content") for message in messages if message.get("role") == "user"]
     else:
         turns = [row[column] for column in TEXT_COLUMNS if row.get(column)][:1]
     if not turns or not all(isinstance(turn, str) for turn in turns):
         wanted = ", ".join(("turns", "messages", *TEXT_COLUMNS))
-        raise ValueError(f"{source}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}.")
+        raise ValueError(
+            f"{source}: no question in it, wanted one of {wanted}, but it has {', '.join(row)}."
+        )
     if any(turn.startswith(PLACEHOLDER) for turn in turns):
         raise ValueError(
-            f"{source}: SPEED-Bench leaves this question to its publisher's script, which fetches it: give its file."
+            f"{source}: SPEED-Bench leaves this question to its publisher's script, which fetches "
+            "it: give its file."
         )
     try:
         return Question(whole_characters(category), tuple(map(whole_characters, turns)))
@@ -91,7 +108,10 @@ def _question(row: Any, name: str, source: str) -> Question:
 
 
 def ask(
-    questions: Sequence[Question], tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel, max_new_tokens: int
+    questions: Sequence[Question],
+    tokenizer: PreTrainedTokenizerBase,
+    target: PreTrainedModel,
+    max_new_tokens: int,
 ) -> list[Prompt]:
     """Make a prompt of every turn; `target` answers the turns before by plain greedy `generate`.
 
@@ -109,13 +129,29 @@ def ask(
             prompts.append(Prompt(question.category, ids))
             if number < len(question.turns):
                 ids = ids.to(target.device)
-                options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": max_new_tokens}
-                answer = target.generate(ids, **options, **stopping(target, tokenizer))[0, ids.shape[1] :]
-                messages.append({"role": "assistant", "content": tokenizer.decode(answer, skip_special_tokens=True)})
+                options = {
+                    "attention_mask": torch.ones_like(ids),
+                    "do_sample": False,
+                    "max_new_tokens": max_new_tokens,
+                }
+                answer = target.generate(ids, **options, **stopping(target, tokenizer))[
+                    0, ids.shape[1] :
+                ]
+                messages.append(
+                    {
+                        "role": "assistant",
+                        "content": tokenizer.decode(answer, skip_special_tokens=True),
+                    }
+                )
     return prompts
 
 
-def random_prompts(vocab_size: int, count: int = 8, length: int = 48, seed: int = 0) -> list[Prompt]:
+def random_prompts(
+    vocab_size: int, count: int = 8, length: int = 48, seed: int = 0
+) -> list[Prompt]:
     """Make prompts of random tokens, which are text of no kind."""
     generator = torch.Generator().manual_seed(seed)
-    return [Prompt("random tokens", torch.randint(vocab_size, (1, length), generator=generator)) for _ in range(count)]
+    return [
+        Prompt("random tokens", torch.randint(vocab_size, (1, length), generator=generator))
+        for _ in range(count)
+    ]

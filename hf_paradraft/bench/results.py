@@ -24,7 +24,10 @@ NOT_IN_RUNS = ("method", "batch_size", "temperature")
 def environment(model: PreTrainedModel) -> str:
     """Name the dtype, versions, device and threads that figures are measured with."""
     dtype = str(model.dtype).removeprefix("torch.")
-    versions = f"hf_paradraft {__version__}, transformers {transformers.__version__}, torch {torch.__version__}"
+    versions = (
+        f"hf_paradraft {__version__}, transformers {transformers.__version__}, torch "
+        f"{torch.__version__}"
+    )
     return f"{dtype}, {versions}, {device_name(model.device)}"
 
 
@@ -37,27 +40,36 @@ def speedups(ours: Sequence[Measurement], plain: Sequence[Measurement]) -> list[
 def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Summarise measurements as one record per method, batch size and temperature.
 
-    Each has `method`, `batch_size`, `temperature`, `tokens`, `seconds` (the sum over prompts of the median over repeats),
-    `tokens_per_second`, `speedup` (the mean over categories of the median over prompts), `speedup_quartiles` over all prompts,
-    `tau` (tokens per row and target forward, the target's own included) and `tau_drafted` (the accepted drafts alone: one less),
-    `matches_reference` (share of prompts with plain's fp32 output, or None), `matches_here` (the same in the dtype that was
-    measured), `by_category` and `tau_by_category`, `peak_bytes`, and `runs`: the measurements it was made from. Ours have
-    `acceptance_by_position` and `time_split` too: the shares of the drafter, the target and the engine.
+    Each has `method`, `batch_size`, `temperature`, `tokens`, `seconds` (the sum over prompts of the
+    median over repeats), `tokens_per_second`, `speedup` (the mean over categories of the median
+    over prompts), `speedup_quartiles` over all prompts, `tau` (tokens per row and target forward,
+    the target's own included) and `tau_drafted` (the accepted drafts alone: one less),
+    `matches_reference` (share of prompts with plain's fp32 output, or None), `matches_here` (the
+    same in the dtype that was measured), `by_category` and `tau_by_category`, `peak_bytes`, and
+    `runs`: the measurements it was made from. Ours have `acceptance_by_position` and `time_split`
+    too: the shares of the drafter, the target and the engine.
     """
     groups: dict[tuple[int, float], dict[str, list[Measurement]]] = {}
     for entry in results:
         group = groups.setdefault((entry.batch_size, entry.temperature), {})
         group.setdefault(entry.method, []).append(entry)
-    return [_record(mine, next(iter(group.values()))) for group in groups.values() for mine in group.values()]
+    return [
+        _record(mine, next(iter(group.values())))
+        for group in groups.values()
+        for mine in group.values()
+    ]
 
 
 def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]:
-    tokens, seconds = sum(entry.tokens for entry in mine), sum(median(entry.seconds) for entry in mine)
+    tokens = sum(entry.tokens for entry in mine)
+    seconds = sum(median(entry.seconds) for entry in mine)
     every = speedups(mine, plain)
     categories: dict[str, list[tuple[Measurement, float]]] = {}
     for entry, speedup in zip(mine, every, strict=True):
         categories.setdefault(entry.category, []).append((entry, speedup))
-    by_category = {category: median(speedup for _, speedup in pairs) for category, pairs in categories.items()}
+    by_category = {
+        category: median(speedup for _, speedup in pairs) for category, pairs in categories.items()
+    }
     tau = _tau(mine)
     made = {
         "method": mine[0].method,
@@ -67,18 +79,27 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "speedup": mean(by_category.values()),
-        "speedup_quartiles": quantiles(every, n=4, method="inclusive") if len(every) > 1 else every * 3,
+        "speedup_quartiles": quantiles(every, n=4, method="inclusive")
+        if len(every) > 1
+        else every * 3,
         "tau": tau,
         "tau_drafted": tau - 1,
         "matches_reference": _share([entry.same for entry in mine]),
         "matches_here": _share([entry.same_here for entry in mine]),
         "by_category": by_category,
-        "tau_by_category": {category: _tau([entry for entry, _ in pairs]) for category, pairs in categories.items()},
-        "peak_bytes": max((entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None),
+        "tau_by_category": {
+            category: _tau([entry for entry, _ in pairs]) for category, pairs in categories.items()
+        },
+        "peak_bytes": max(
+            (entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None
+        ),
     }
     if mine[0].draft_seconds is not None:
         made |= _inside(mine)
-    runs = [{name: value for name, value in asdict(entry).items() if name not in NOT_IN_RUNS} for entry in mine]
+    runs = [
+        {name: value for name, value in asdict(entry).items() if name not in NOT_IN_RUNS}
+        for entry in mine
+    ]
     return {**made, "runs": runs}
 
 
@@ -91,21 +112,34 @@ def _tau(entries: Sequence[Measurement]) -> float:
 
 
 def _inside(mine: list[Measurement]) -> dict[str, Any]:
-    """Compute the acceptance by position of our own rounds, and the shares of drafter, target and engine in their time."""
+    """Compute the acceptance by position of our own rounds, and the shares of drafter, target and
+    engine in their time.
+    """
 
     def added(name: str) -> list[int]:
-        return [sum(column) for column in zip_longest(*(getattr(entry, name) for entry in mine), fillvalue=0)]
+        return [
+            sum(column)
+            for column in zip_longest(*(getattr(entry, name) for entry in mine), fillvalue=0)
+        ]
 
     whole = sum(entry.seconds[-1] for entry in mine)
-    draft, verify = sum(entry.draft_seconds for entry in mine), sum(entry.verify_seconds for entry in mine)
+    draft = sum(entry.draft_seconds for entry in mine)
+    verify = sum(entry.verify_seconds for entry in mine)
     return {
-        "acceptance_by_position": [hit / tried for tried, hit in zip(added("attempts"), added("successes"), strict=True)],
-        "time_split": {"draft": draft / whole, "verify": verify / whole, "engine": 1 - (draft + verify) / whole},
+        "acceptance_by_position": [
+            hit / tried for tried, hit in zip(added("attempts"), added("successes"), strict=True)
+        ],
+        "time_split": {
+            "draft": draft / whole,
+            "verify": verify / whole,
+            "engine": 1 - (draft + verify) / whole,
+        },
     }
 
 
 class Unfinished:
-    """The measurements of a run that is not done yet, next to the file that it will write: `results.json.part`.
+    """The measurements of a run that is not done yet, next to the file that it will write:
+    `results.json.part`.
 
     Args:
         file: the results, or None to keep nothing.
@@ -139,7 +173,9 @@ class Unfinished:
     def save(self, results: list[Measurement]) -> None:
         """Write everything anew; a stop in between leaves what was there."""
         if self.file is not None:
-            text = json.dumps({"settings": self.settings, "measurements": [asdict(entry) for entry in results]})
+            text = json.dumps(
+                {"settings": self.settings, "measurements": [asdict(entry) for entry in results]}
+            )
             write_whole(self.file, text)
 
     def finish(self, rows: Sequence[Mapping[str, Any]]) -> None:

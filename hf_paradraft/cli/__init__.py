@@ -1,4 +1,6 @@
-"""The `paradraft` command: one file each for watching, measuring, making data and models, training, publishing."""
+"""The `paradraft` command: one file each for watching, measuring, making data and models, training,
+publishing.
+"""
 
 import os
 import sys
@@ -21,7 +23,9 @@ class Paradraft(TyperGroup):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a line with its home folders written out."""
-        return super().parse_args(ctx, [with_home(word, before) for before, word in pairwise(["", *args])])
+        return super().parse_args(
+            ctx, [with_home(word, before) for before, word in pairwise(["", *args])]
+        )
 
 
 def with_home(word: str, before: str) -> str:
@@ -54,7 +58,10 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version."),
+    ] = False,
 ) -> None:
     """Parallel drafters for transformers: the same output from generate, several times faster."""
 
@@ -77,9 +84,17 @@ def main() -> None:
         extra = {"datasets": "train", "matplotlib": "bench"}.get(error.name or "")
         if extra is None:
             raise
-        err_console.print(Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"), soft_wrap=True)
+        err_console.print(
+            Text(f"{error.name} is not installed: pip install 'hf-paradraft[{extra}]'"),
+            soft_wrap=True,
+        )
         raise SystemExit(1) from None
-    except (ValueError, OSError, SafetensorError, RuntimeError) as error:  # both have errors of their own for a full disk
+    except (
+        ValueError,
+        OSError,
+        SafetensorError,
+        RuntimeError,
+    ) as error:  # both have errors of their own for a full disk
         if isinstance(error, RuntimeError) and "inline_container" not in str(error):
             raise
         err_console.print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)

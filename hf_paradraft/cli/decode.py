@@ -30,7 +30,15 @@ from .options import (
 )
 
 app = typer.Typer()
-LEFT_OUT = "assisted-k3", "assisted-k8", "ppd-drafter", "ngram", "mtp-chain", "ppd-auto-lookup"  # of the demo, for time
+# of the demo, for time
+LEFT_OUT = (
+    "assisted-k3",
+    "assisted-k8",
+    "ppd-drafter",
+    "ngram",
+    "mtp-chain",
+    "ppd-auto-lookup",
+)
 
 
 def _quiet() -> None:
@@ -50,26 +58,50 @@ def demo(
     drafter: DrafterName = None,
     parent: Parent = None,
     public: Annotated[
-        bool, typer.Option("--public", help="A public chat model on ordinary questions; fetched once, 140 to 270 MB.")
+        bool,
+        typer.Option(
+            "--public",
+            help="A public chat model on ordinary questions; fetched once, 140 to 270 MB.",
+        ),
     ] = False,
-    per_category: Annotated[int, typer.Option(min=1, help="Questions of each category, at most.")] = 4,
-    seconds: Annotated[float, typer.Option(min=1, help="Time for the comparison: as many questions as fit into it.")] = 120,
+    per_category: Annotated[
+        int, typer.Option(min=1, help="Questions of each category, at most.")
+    ] = 4,
+    seconds: Annotated[
+        float,
+        typer.Option(min=1, help="Time for the comparison: as many questions as fit into it."),
+    ] = 120,
     max_new_tokens: NewTokens = 128,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Watch one answer being drafted, then compare methods. Needs the network only with --public."""
+    """Watch one answer being drafted, then compare methods. Needs the network only with
+    --public.
+    """
     if public and (target, drafter, parent) != (None, None, None):
-        raise typer.BadParameter("--public has models of its own: leave out --target, --drafter and --parent.")
+        raise typer.BadParameter(
+            "--public has models of its own: leave out --target, --drafter and --parent."
+        )
     _quiet()
     models = load_public(dtype) if public else load(target, drafter, parent, dtype)
     questions = by_turns(load_questions(GENERAL if target or public else QUESTIONS, per_category))
     question = questions[0].turns[0]
-    plain_rate = stream_one(models.target, models.drafter, models.tokenizer, question, console, max_new_tokens)
+    plain_rate = stream_one(
+        models.target, models.drafter, models.tokenizer, question, console, max_new_tokens
+    )
     recurrent = is_recurrent_model(models.target)
     saved = models.drafter.speculation_config
     length, size = (saved.num_draft_tokens, saved.tree_size) if public else (12, "auto")
-    methods = methods_of(Case.methods, models.drafter, models.parent, (length,), (size,), models.others, recurrent, public)
+    methods = methods_of(
+        Case.methods,
+        models.drafter,
+        models.parent,
+        (length,),
+        (size,),
+        models.others,
+        recurrent,
+        public,
+    )
     shown = [method for method in methods if not method.name.startswith(LEFT_OUT)]
     prompts = ask(questions, models.tokenizer, models.target, max_new_tokens)
     settings = Settings(max_new_tokens, temperatures=(temperature,))
@@ -88,12 +120,17 @@ def _prompt(text: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"Standard input is no text in UTF-8 ({error}).") from None
     if not text.strip():
-        raise ValueError("The prompt is empty: write what the model is asked, or - for standard input.")
+        raise ValueError(
+            "The prompt is empty: write what the model is asked, or - for standard input."
+        )
     return whole_characters(text)
 
 
 @app.command(
-    epilog="Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR, or … | paradraft generate -"
+    epilog=(
+        "Example: paradraft generate 'Write as JSON: name is Mia' --target DIR --drafter DIR, or … "
+        "| paradraft generate -"
+    )
 )
 def generate(
     prompt: Annotated[str, typer.Argument(help="What the model is asked; - reads standard input.")],
@@ -104,9 +141,19 @@ def generate(
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain generate."""
+    """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain
+    generate.
+    """
     prompt = _prompt(prompt)
     _quiet()
     models = load(target, drafter, None, dtype)
     copy_from(reference, models)
-    stream_one(models.target, models.drafter, models.tokenizer, prompt, console, max_new_tokens, temperature)
+    stream_one(
+        models.target,
+        models.drafter,
+        models.tokenizer,
+        prompt,
+        console,
+        max_new_tokens,
+        temperature,
+    )

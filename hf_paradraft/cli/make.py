@@ -31,38 +31,78 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Example: paradraft regenerate --target DIR --prompts prompts.jsonl --output answers.jsonl, or with --invent 5000",
+    epilog=(
+        "Example: paradraft regenerate --target DIR --prompts prompts.jsonl --output "
+        "answers.jsonl, or with --invent 5000"
+    ),
 )
 def regenerate(
-    target: Annotated[str, typer.Option(help="The model that answers: folder or Hub id, or its name at --base-url.")],
-    output: Annotated[Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")],
-    prompts: Annotated[str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")] = None,
+    target: Annotated[
+        str,
+        typer.Option(help="The model that answers: folder or Hub id, or its name at --base-url."),
+    ],
+    output: Annotated[
+        Path, typer.Option(help="JSON lines to write; an unfinished file is continued.")
+    ],
+    prompts: Annotated[
+        str | None, typer.Option(help="JSON lines with 'messages' or 'text', or a Hub dataset.")
+    ] = None,
     invent: Annotated[
-        int | None, typer.Option(min=1, help="Let the target write so many prompts itself, instead of --prompts.")
+        int | None,
+        typer.Option(
+            min=1, help="Let the target write so many prompts itself, instead of --prompts."
+        ),
     ] = None,
     base_url: Annotated[
-        str | None, typer.Option(help="A server that speaks OpenAI's protocol answers: http://localhost:8000/v1, say.")
+        str | None,
+        typer.Option(
+            help="A server that speaks OpenAI's protocol answers: http://localhost:8000/v1, say."
+        ),
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="For --base-url, if it wants one.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="A drafter for the target, which makes it faster.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="For --base-url, if it wants one.")
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="A drafter for the target, which makes it faster.")
+    ] = None,
     states: Annotated[
-        Path | None, typer.Option(help="Keep the target's states of the answers here too, for --cache-dir of a training.")
+        Path | None,
+        typer.Option(
+            help="Keep the target's states of the answers here too, for --cache-dir of a training."
+        ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=2, help="Of --states: tokens of a text at most, as that training has.  [default: 512]")
+        int | None,
+        typer.Option(
+            min=2,
+            help="Of --states: tokens of a text at most, as that training has.  [default: 512]",
+        ),
     ] = None,
     avoid: Annotated[
-        str | None, typer.Option(help="What drafters are measured on: prompts that share 13 words in a row with it are left out.")
+        str | None,
+        typer.Option(
+            help=(
+                "What drafters are measured on: prompts that share 13 words in a row with it are "
+                "left out."
+            )
+        ),
     ] = None,
     max_new_tokens: NewTokens = 256,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together, or requests that are open at a time.")] = 64,
+    batch_size: Annotated[
+        int,
+        typer.Option(min=1, help="Prompts answered together, or requests that are open at a time."),
+    ] = 64,
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1)] = 0,
-    overwrite: Annotated[bool, typer.Option(help="Begin anew where the file has answers of another run.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option(help="Begin anew where the file has answers of another run.")
+    ] = False,
     threads: Threads = None,
 ) -> None:
-    """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will be judged by."""
+    """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will
+    be judged by.
+    """
     from ..training.answers import Server, Target
     from ..training.regenerate import check_sources, only_writer
     from ..training.regenerate import regenerate as run
@@ -71,11 +111,17 @@ def regenerate(
     if (prompts is None) == (invent is None):
         raise typer.BadParameter("give --prompts FILE, or --invent N.")
     if base_url is not None and (invent or drafter or states):
-        raise typer.BadParameter("--invent, --drafter and --states need the target in this process: leave out --base-url.")
+        raise typer.BadParameter(
+            "--invent, --drafter and --states need the target in this process: leave out "
+            "--base-url."
+        )
     if states is None and max_length is not None:
         raise typer.BadParameter("--max-length says how much of a text --states keeps: pass both.")
     if states is not None and dtype.chosen != Dtype.auto.chosen:
-        raise typer.BadParameter(f"trainings run the target in {Dtype.auto.chosen} here, so --states need no other --dtype.")
+        raise typer.BadParameter(
+            f"trainings run the target in {Dtype.auto.chosen} here, so --states need no other "
+            "--dtype."
+        )
     check_sources(output, prompts, avoid)
     for file in (prompts, avoid):
         check_rows_there(file)
@@ -87,14 +133,28 @@ def regenerate(
         whole = {} if states is None else {"whole": True}  # as trainings open it
         model, tokenizer = open_target(target, {**dtype.placement, **whole})
         helper = AutoDrafter.from_pretrained(drafter, **dtype.placement) if drafter else None
-        kept = None if states is None else TargetStates(model, layers_read(helper, model), folder=states)
-        writer = Target(model, tokenizer, *how, helper, reads_padded(model), kept, max_length or 512)
+        kept = (
+            None
+            if states is None
+            else TargetStates(model, layers_read(helper, model), folder=states)
+        )
+        writer = Target(
+            model, tokenizer, *how, helper, reads_padded(model), kept, max_length or 512
+        )
     if invent is not None:
         from ..training.invent import invent as write_prompts
 
         invented = output.with_name(f"{output.name}.prompts.jsonl")
         with only_writer(invented):
-            write_prompts(model, tokenizer, invent, invented, batch_size=batch_size, seed=seed, overwrite=overwrite)
+            write_prompts(
+                model,
+                tokenizer,
+                invent,
+                invented,
+                batch_size=batch_size,
+                seed=seed,
+                overwrite=overwrite,
+            )
         rows = run(writer, invented, output, overwrite=overwrite, avoid=avoid, count=invent)
     else:
         rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid)
@@ -102,8 +162,14 @@ def regenerate(
 
 
 def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-    """Choose the layers whose states are kept, in addition to the last: the drafter's, or those of a new EAGLE-3 layer."""
-    read = () if drafter is None else tuple(key for key in drafter.needs(target) if not isinstance(key, KeyValues))
+    """Choose the layers whose states are kept, in addition to the last: the drafter's, or those of
+    a new EAGLE-3 layer.
+    """
+    read = (
+        ()
+        if drafter is None
+        else tuple(key for key in drafter.needs(target) if not isinstance(key, KeyValues))
+    )
     try:
         return read or Eagle3Config.for_target(target, 1).features or ()
     except ValueError:  # it has too few, or none of the usual kind
@@ -112,9 +178,16 @@ def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[Featu
 
 @app.command(epilog="Example: paradraft calibrate my-adapter --eval-file answers.jsonl")
 def calibrate(
-    adapter: Annotated[Path, typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew.")],
-    eval_file: Annotated[str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")],
-    target: Annotated[str | None, typer.Option(help="The base model; default: the one that the adapter names.")] = None,
+    adapter: Annotated[
+        Path,
+        typer.Argument(help="Folder of a PPD adapter; its adapter_config.json is written anew."),
+    ],
+    eval_file: Annotated[
+        str, typer.Option(help="Rows it was not trained on, best answered by the model itself.")
+    ],
+    target: Annotated[
+        str | None, typer.Option(help="The base model; default: the one that the adapter names.")
+    ] = None,
     max_length: MaxLength = 512,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
@@ -137,10 +210,13 @@ def calibrate(
     console.print(table)
 
 
-@app.command(hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+@app.command(
+    hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
 def shrink() -> None:
     """Say what took this command's place."""
     raise ValueError(
-        "shrink is gone, for such drafters were slower than plain decoding: paradraft train mtp makes a layer for a model that "
-        "has no small sibling, and paradraft export FILE.gguf DIR unpacks a packed one."
+        "shrink is gone, for such drafters were slower than plain decoding: paradraft train mtp "
+        "makes a layer for a model that has no small sibling, and paradraft export FILE.gguf DIR "
+        "unpacks a packed one."
     )

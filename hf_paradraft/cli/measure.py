@@ -38,17 +38,28 @@ app = typer.Typer()
 
 Questions = Annotated[
     list[str] | None,
-    typer.Option("--questions", "-q", help="JSON lines (Spec-Bench's too), or a Hub dataset as ID:CONFIG:SPLIT; repeatable."),
+    typer.Option(
+        "--questions",
+        "-q",
+        help="JSON lines (Spec-Bench's too), or a Hub dataset as ID:CONFIG:SPLIT; repeatable.",
+    ),
 ]
-Markdown = Annotated[Path | None, typer.Option("--markdown", help="Write the tables here as Markdown.")]
+Markdown = Annotated[
+    Path | None, typer.Option("--markdown", help="Write the tables here as Markdown.")
+]
 Plot = Annotated[
-    Path | None, typer.Option("--plot", help="A file: speed-ups by category (png, svg, pdf); a folder: every figure.")
+    Path | None,
+    typer.Option(
+        "--plot", help="A file: speed-ups by category (png, svg, pdf); a folder: every figure."
+    ),
 ]
 
 
 def _size(text: str) -> int | str:
     if text != "auto" and (not text.isdecimal() or int(text) < 1):
-        raise typer.BadParameter(f"a tree size is a whole number of at least 1, or auto, but not {text}")
+        raise typer.BadParameter(
+            f"a tree size is a whole number of at least 1, or auto, but not {text}"
+        )
     return text if text == "auto" else int(text)
 
 
@@ -64,10 +75,14 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
             raise typer.BadParameter(f"{file} is a folder: name a file.")
     named = [file.resolve() for file in files if file is not None]
     if len(set(named)) < len(named):
-        raise typer.BadParameter(f"{named[0].name} is named twice: what is written later would replace it.")
+        raise typer.BadParameter(
+            f"{named[0].name} is named twice: what is written later would replace it."
+        )
     for file in files:
         if file is not None and file.exists() and not _is_of_bench(file):
-            raise typer.BadParameter(f"{file} holds something that no benchmark has written: name another file.")
+            raise typer.BadParameter(
+                f"{file} holds something that no benchmark has written: name another file."
+            )
     for file in (*files, plot):
         if file is not None and not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
@@ -75,19 +90,32 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
         from ..report.figures import FORMATS, is_drawn_here, places
 
         if plot.is_dir() if plot.suffix in FORMATS else plot.is_file():
-            raise typer.BadParameter(f"{plot} is a {'folder' if plot.is_dir() else 'file'}: name another place for the figures.")
+            raise typer.BadParameter(
+                f"{plot} is a {'folder' if plot.is_dir() else 'file'}: name another place for the "
+                "figures."
+            )
         if plot.suffix and plot.suffix not in FORMATS and not plot.is_dir():
-            raise typer.BadParameter(f"{plot.name} is no picture: name a folder, or a file that ends in {', '.join(FORMATS)}.")
+            raise typer.BadParameter(
+                f"{plot.name} is no picture: name a folder, or a file that ends in "
+                f"{', '.join(FORMATS)}."
+            )
         for file in places(plot):
             if file.exists() and not is_drawn_here(file):
-                raise typer.BadParameter(f"{file} is a picture that no benchmark has drawn: move it, or name another place.")
+                raise typer.BadParameter(
+                    f"{file} is a picture that no benchmark has drawn: move it, or name another "
+                    "place."
+                )
 
 
 def _is_of_bench(file: Path) -> bool:
     """Tell whether a file is empty, or one that a benchmark wrote: records, or their tables."""
     text = file.read_text(encoding="utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if line and not re.fullmatch(r"Batch \d+, .*:", line)]
-    if not lines or (lines[0].startswith("| method | tokens/s |") and all(line.startswith("|") for line in lines)):
+    lines = [
+        line for line in text.splitlines() if line and not re.fullmatch(r"Batch \d+, .*:", line)
+    ]
+    if not lines or (
+        lines[0].startswith("| method | tokens/s |") and all(line.startswith("|") for line in lines)
+    ):
         return True
     try:
         return bool(read_bench(file))
@@ -95,7 +123,9 @@ def _is_of_bench(file: Path) -> bool:
         return False
 
 
-def _load_questions(sources: list[str] | None, embedded: bool, per_category: int | None) -> list[Question]:
+def _load_questions(
+    sources: list[str] | None, embedded: bool, per_category: int | None
+) -> list[Question]:
     sources = sources or [str(QUESTIONS if embedded else GENERAL)]
     return [question for source in sources for question in load_questions(source, per_category)]
 
@@ -110,7 +140,9 @@ def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> No
             console.print(f"{file} written")
 
 
-@app.command(epilog="Example: paradraft bench --json results.json --plot figures --markdown table.md")
+@app.command(
+    epilog="Example: paradraft bench --json results.json --plot figures --markdown table.md"
+)
 def bench(
     target: Target = None,
     drafter: DrafterNames = None,
@@ -118,72 +150,134 @@ def bench(
     questions: Questions = None,
     per_category: Annotated[
         int | None,
-        typer.Option(min=1, help="Questions of each category, at most; default: 4 of the embedded ones, all of yours."),
+        typer.Option(
+            min=1,
+            help=(
+                "Questions of each category, at most; default: 4 of the embedded ones, all of "
+                "yours."
+            ),
+        ),
     ] = None,
-    case: Annotated[Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")] = Case.methods,
+    case: Annotated[
+        Case, typer.Option(help="What to compare; hopeless: an untrained drafter, random prompts.")
+    ] = Case.methods,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", "-m", help="Measure plain and methods whose names begin so; repeatable."),
+        typer.Option(
+            "--only", "-m", help="Measure plain and methods whose names begin so; repeatable."
+        ),
     ] = None,
     draft_tokens: Annotated[
         list[int] | None,
-        typer.Option("-k", min=1, help="Draft lengths of PARD; repeatable. Default: 4, 8, 12 and the drafter's own."),
+        typer.Option(
+            "-k",
+            min=1,
+            help="Draft lengths of PARD; repeatable. Default: 4, 8, 12 and the drafter's own.",
+        ),
     ] = None,
-    tree_nodes: Annotated[list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")] = None,
+    tree_nodes: Annotated[
+        list[str] | None, typer.Option("-n", help="Tree sizes of PARD, or auto; repeatable.")
+    ] = None,
     batch_size: Annotated[
-        list[int] | None, typer.Option("--batch-size", "-b", min=1, help="Prompts at a time; repeatable.")
+        list[int] | None,
+        typer.Option("--batch-size", "-b", min=1, help="Prompts at a time; repeatable."),
     ] = None,
     temperature: Annotated[
-        list[float] | None, typer.Option("--temperature", "-t", min=0, callback=sane_temperature, help="0 is greedy; repeatable.")
+        list[float] | None,
+        typer.Option(
+            "--temperature", "-t", min=0, callback=sane_temperature, help="0 is greedy; repeatable."
+        ),
     ] = None,
-    prompt_lookup: Annotated[bool, typer.Option("--prompt-lookup", help="Copied drafts too, alone and in our trees.")] = False,
-    replay: Annotated[bool, typer.Option("--replayed", help="The target's own answers as drafts: the most there is.")] = False,
+    prompt_lookup: Annotated[
+        bool, typer.Option("--prompt-lookup", help="Copied drafts too, alone and in our trees.")
+    ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replayed", help="The target's own answers as drafts: the most there is."),
+    ] = False,
     reference: References = None,
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each call; the median counts.")] = 3,
     max_new_tokens: NewTokens = 128,
     threads: Threads = None,
-    equality: Annotated[bool, typer.Option(help="Compare outputs in float32 too, in a second pass.")] = True,
+    equality: Annotated[
+        bool, typer.Option(help="Compare outputs in float32 too, in a second pass.")
+    ] = True,
     dtype: DtypeOption = Dtype.auto,
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write one record per method here; a run that was stopped goes on from it.")
+        Path | None,
+        typer.Option(
+            "--json",
+            help="Write one record per method here; a run that was stopped goes on from it.",
+        ),
     ] = None,
     markdown_file: Markdown = None,
     plot_file: Plot = None,
 ) -> None:
-    """Compare methods on questions: tokens per second, speed-up, τ, equality, times; as tables, JSON and figures."""
+    """Compare methods on questions: tokens per second, speed-up, τ, equality, times; as tables,
+    JSON and figures.
+    """
     use_threads(threads)
     sizes = _once(_size(size) for size in tree_nodes or ("16", "auto"))
     batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)
     _writable(json_file, markdown_file, plot=plot_file)
     if drafter and len(drafter) > 1 and case != Case.methods:
-        raise typer.BadParameter(f"--case {case} looks at one drafter: name several for --case methods.")
-    asked = _load_questions(questions, target is None, per_category if per_category or questions else 4)
-    models = load(target, drafter[0] if drafter else None, parent, dtype, others=drafter[1:] if drafter else ())
+        raise typer.BadParameter(
+            f"--case {case} looks at one drafter: name several for --case methods."
+        )
+    asked = _load_questions(
+        questions, target is None, per_category if per_category or questions else 4
+    )
+    models = load(
+        target,
+        drafter[0] if drafter else None,
+        parent,
+        dtype,
+        others=drafter[1:] if drafter else (),
+    )
     memory = copy_from(reference, models)
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
-    lengths = _once(draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens}))
+    lengths = _once(
+        draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens})
+    )
     recurrent = is_recurrent_model(models.target)
-    methods = methods_of(case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup)
+    methods = methods_of(
+        case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup
+    )
     if memory is not None:
-        methods.append(drafted(Variant("ngram-memory-k32", NgramDrafter(memory=memory), SpeculationConfig(32, None))))
+        methods.append(
+            drafted(
+                Variant(
+                    "ngram-memory-k32", NgramDrafter(memory=memory), SpeculationConfig(32, None)
+                )
+            )
+        )
     if replay:
         methods.append(replayed(max(lengths)))
     if only:
         chosen = [method for method in methods[1:] if method.name.startswith(tuple(only))]
         if not chosen:
-            raise typer.BadParameter(f"no method is called {' or '.join(only)}: there are {', '.join(m.name for m in methods)}.")
+            raise typer.BadParameter(
+                f"no method is called {' or '.join(only)}: there are "
+                f"{', '.join(m.name for m in methods)}."
+            )
         methods = [methods[0], *chosen]
-    pad = models.tokenizer.eos_token_id if models.tokenizer.pad_token_id is None else models.tokenizer.pad_token_id
+    pad = (
+        models.tokenizer.eos_token_id
+        if models.tokenizer.pad_token_id is None
+        else models.tokenizer.pad_token_id
+    )
     names = {
         "target": target,
         "drafter": ", ".join(drafter or []) or None,
         "parent": parent,
         "reference": ", ".join(map(str, reference or [])) or None,
     }
-    rows = compare(models.target, methods, prompts, console, settings, pad, json_file, equality, names)
+    rows = compare(
+        models.target, methods, prompts, console, settings, pad, json_file, equality, names
+    )
     _write(rows, markdown_file, plot_file)
 
 

@@ -29,7 +29,9 @@ console, err_console = Console(), Console(stderr=True)
 
 
 class Dtype(StrEnum):
-    """Weights' number format; auto is bfloat16 where the hardware multiplies it well, else float32."""
+    """Weights' number format; auto is bfloat16 where the hardware multiplies it well, else
+    float32.
+    """
 
     auto = "auto"
     float32 = "float32"
@@ -44,35 +46,63 @@ class Dtype(StrEnum):
     @property
     def placement(self) -> dict[str, Any]:
         """Arguments of `from_pretrained`: this dtype, on the GPUs if there are any."""
-        return {"dtype": self.chosen, **({"device_map": "auto"} if torch.cuda.is_available() else {})}
+        return {
+            "dtype": self.chosen,
+            **({"device_map": "auto"} if torch.cuda.is_available() else {}),
+        }
 
 
-Target = Annotated[str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")]
-DrafterName = Annotated[str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")]
+Target = Annotated[
+    str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")
+]
+DrafterName = Annotated[
+    str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")
+]
 DrafterNames = Annotated[
-    list[str] | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it; repeatable: compared in one run.")
+    list[str] | None,
+    typer.Option(
+        "--drafter", help="Folder or Hub id of a drafter for it; repeatable: compared in one run."
+    ),
 ]
 AnyDrafter = Annotated[
-    str | None, typer.Option("--drafter", help="A drafter's folder or Hub id; ngram: copies; mtp: layers that the target brings.")
+    str | None,
+    typer.Option(
+        "--drafter",
+        help="A drafter's folder or Hub id; ngram: copies; mtp: layers that the target brings.",
+    ),
 ]
 References = Annotated[
-    list[Path] | None, typer.Option("--reference", help="A text file that drafts are copied from too; repeatable.")
+    list[Path] | None,
+    typer.Option("--reference", help="A text file that drafts are copied from too; repeatable."),
 ]
-Parent = Annotated[str | None, typer.Option(help="An autoregressive small model, for transformers' assisted generation.")]
-DtypeOption = Annotated[Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")]
+Parent = Annotated[
+    str | None,
+    typer.Option(help="An autoregressive small model, for transformers' assisted generation."),
+]
+DtypeOption = Annotated[
+    Dtype, typer.Option(help="bfloat16 or float32; auto takes what this hardware is fast at.")
+]
 NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
-MaxLength = Annotated[int, typer.Option(min=2, help="Tokens of a sample at most; longer ones are cut.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")]
+MaxLength = Annotated[
+    int, typer.Option(min=2, help="Tokens of a sample at most; longer ones are cut.")
+]
+Threads = Annotated[
+    int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")
+]
 Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
 
 
 def sane_temperature(value: Any) -> Any:
-    """Refuse a temperature (of one, several or none) that is no number, or so near to 0 that logits overflow.
+    """Refuse a temperature (of one, several or none) that is no number, or so near to 0 that logits
+    overflow.
 
     Raises:
         typer.BadParameter: one is.
     """
-    if any(not (t == 0 or 1e-3 <= t < math.inf) for t in (value if isinstance(value, list) else [value or 0])):
+    if any(
+        not (t == 0 or 1e-3 <= t < math.inf)
+        for t in (value if isinstance(value, list) else [value or 0])
+    ):
         raise typer.BadParameter("a temperature is 0, which is greedy, or a number from 0.001 on.")
     return value
 
@@ -80,14 +110,22 @@ def sane_temperature(value: Any) -> Any:
 Temperature = Annotated[float, typer.Option(min=0, callback=sane_temperature, help="0 is greedy.")]
 
 
-def open_target(name: str, placement: dict[str, Any]) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (kept packed where there is a kernel).
+def open_target(
+    name: str, placement: dict[str, Any]
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (kept packed
+    where there is a kernel).
 
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
     """
     model = open_model(name, **placement)
-    usual = {"use_cache": True, "return_dict_in_generate": False, "output_attentions": False, "output_hidden_states": False}
+    usual = {
+        "use_cache": True,
+        "return_dict_in_generate": False,
+        "output_attentions": False,
+        "output_hidden_states": False,
+    }
     model.generation_config.update(**usual)  # whatever its training wrote into its config
     return model, open_tokenizer(name)
 
@@ -146,7 +184,8 @@ def load(
     """Load what a command names, or the embedded family where it names nothing.
 
     Args:
-        target, drafter, parent: folders or Hub ids; a target's drafter is looked for where none is named.
+        target, drafter, parent: folders or Hub ids; a target's drafter is looked for where none is
+            named.
         dtype: of all weights.
         others: more drafters for the target.
 
@@ -154,14 +193,22 @@ def load(
         typer.BadParameter: a drafter without a target, or a file as a target.
     """
     if target is None and parent is not None:
-        raise typer.BadParameter("--parent goes with --target and --drafter; the embedded family has its own.")
+        raise typer.BadParameter(
+            "--parent goes with --target and --drafter; the embedded family has its own."
+        )
     if target is None and drafter is not None:
-        raise typer.BadParameter("--drafter goes with --target: name both, the target alone, or neither for the embedded family.")
+        raise typer.BadParameter(
+            "--drafter goes with --target: name both, the target alone, or neither for the "
+            "embedded family."
+        )
     if target is not None and Path(target).is_file() and not target.endswith(".gguf"):
-        raise typer.BadParameter(f"--target {target} is a file: name the folder that it lies in, or a .gguf file.")
+        raise typer.BadParameter(
+            f"--target {target} is a file: name the folder that it lies in, or a .gguf file."
+        )
     embedded = target is None
     if embedded:
-        target, drafter, parent = str(FAMILY / "target"), str(FAMILY / "pard"), str(FAMILY / "draft")
+        target, drafter = str(FAMILY / "target"), str(FAMILY / "pard")
+        parent = str(FAMILY / "draft")
     placement = dtype.placement
     model, tokenizer = open_target(str(target), placement)
     draft: Drafter
@@ -175,7 +222,11 @@ def load(
     else:
         draft = AutoDrafter.from_pretrained(str(drafter), **placement)
     small = open_model(parent, **placement) if parent else None
-    more = _family_prompts(small) if embedded else [AutoDrafter.from_pretrained(name, **placement) for name in others]
+    more = (
+        _family_prompts(small)
+        if embedded
+        else [AutoDrafter.from_pretrained(name, **placement) for name in others]
+    )
     return Models(model, draft, small, tokenizer, more)
 
 
@@ -194,8 +245,13 @@ def load_public(dtype: Dtype) -> Models:
 
 
 def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:
-    """Load the embedded family's prompt-token drafters: its target's, and its small model's, of which a copy is made."""
+    """Load the embedded family's prompt-token drafters: its target's, and its small model's, of
+    which a copy is made.
+    """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT 0.21 still asks for it
-        prompted = PromptedDrafter(PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft"))
+        # PEFT 0.21 still asks for it
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        prompted = PromptedDrafter(
+            PeftModel.from_pretrained(copy.deepcopy(parent), FAMILY / "ppd-draft")
+        )
     return [AutoDrafter.from_pretrained(FAMILY / "ppd"), prompted]

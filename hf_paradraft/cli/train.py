@@ -12,7 +12,8 @@ from typer.main import get_command
 from ..drafters import KINDS
 from .options import Threads, use_threads
 
-# Their options are imported when one of them is asked for: training needs packages that drafting does not.
+# Their options are imported when one of them is asked for: training needs packages that drafting
+# does not.
 TRAINED = {kind.kind: kind for kind in KINDS if kind.training_options is not None}
 
 
@@ -41,10 +42,15 @@ def _command(name: str) -> TyperCommand:
         )
         for item in sorted(fields(kind), key=order)
     ]
-    parameters.append(inspect.Parameter("threads", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Threads))
+    parameters.append(
+        inspect.Parameter(
+            "threads", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Threads
+        )
+    )
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    program = typer.Typer(rich_markup_mode=None, add_completion=False)  # plain help: every name whole at 80 columns
+    # plain help: every name whole at 80 columns
+    program = typer.Typer(rich_markup_mode=None, add_completion=False)
     example = f"Example: paradraft train {name} {kind.example}"
     program.command(name, help=kind.__doc__, epilog=example)(run)
     return cast(TyperCommand, get_command(program))

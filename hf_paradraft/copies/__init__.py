@@ -1,4 +1,6 @@
-"""Drafts that are copied: what followed where the text itself, or a memory of other texts, went as it goes now."""
+"""Drafts that are copied: what followed where the text itself, or a memory of other texts, went as
+it goes now.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def copies_of(drafter: Drafter, draws: bool) -> PromptLookup | None:
     if not drafter.speculation_config.prompt_lookup and drafter.memory is None:
         return None
     if drafter.guesses_in_target:
-        logger.warning_once(f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied (prompt_lookup).")
+        logger.warning_once(
+            f"{type(drafter).__name__} has rows of its own in each draft: nothing is copied "
+            "(prompt_lookup)."
+        )
     if draws:
-        logger.warning_once("acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup).")
+        logger.warning_once(
+            "acceptance='rejection' wants its drafts drawn: nothing is copied (prompt_lookup)."
+        )
     return PromptLookup(memory=drafter.memory)

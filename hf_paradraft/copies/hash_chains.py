@@ -23,8 +23,10 @@ class HashChains:
     def __init__(self, run: int, capacity: int = maxsize, buckets: int = 4096):
         self.run, self.capacity = run, capacity
         self.tokens = array("i")  # a ring: the token at place p is in slot p % capacity
-        self.before = array("q")  # by slot: the place before it that follows the same run, -1 for none
-        self.newest = array("q", [-1]) * buckets  # by a run's hash: the newest place that follows it
+        # by slot: the place before it that follows the same run, -1 for none
+        self.before = array("q")
+        # by a run's hash: the newest place that follows it
+        self.newest = array("q", [-1]) * buckets
         self.end = 0  # how many places were written
 
     def append(self, token: int) -> None:
@@ -55,7 +57,8 @@ class HashChains:
             most: how many of them are compared.
 
         Returns:
-            How many tokens match, 0 for none, and the places that follow such a match, the newest first.
+            How many tokens match, 0 for none, and the places that follow such a match, the newest
+            first.
         """
         bucket = self._bucket(tail[-self.run :]) if len(tail) >= self.run else None
         place, oldest = -1 if bucket is None else self.newest[bucket], self.end - len(self.tokens)
@@ -64,7 +67,10 @@ class HashChains:
             if place < oldest + self.run:  # written over, or what stands before it
                 break
             end, length = min(most, len(tail), place - oldest), 0
-            while length < end and self.tokens[(place - 1 - length) % self.capacity] == tail[-1 - length]:
+            while (
+                length < end
+                and self.tokens[(place - 1 - length) % self.capacity] == tail[-1 - length]
+            ):
                 length += 1
             if length > best:
                 best, places = length, []
@@ -74,15 +80,23 @@ class HashChains:
         return (best, places) if places else (0, [])
 
     def read(self, place: int, room: int) -> list[int]:
-        """Read at most `room` tokens from a place on, up to the end of its text; none if they were written over."""
+        """Read at most `room` tokens from a place on, up to the end of its text; none if they were
+        written over.
+        """
         if not self.end - len(self.tokens) <= place < self.end:
             return []
-        tokens = [self.tokens[index % self.capacity] for index in range(place, min(place + room, self.end))]
+        tokens = [
+            self.tokens[index % self.capacity]
+            for index in range(place, min(place + room, self.end))
+        ]
         return tokens[: tokens.index(END)] if END in tokens else tokens
 
     def last(self, count: int) -> list[int]:
         """Read the last `count` tokens, or all."""
-        return [self.tokens[place % self.capacity] for place in range(max(0, self.end - min(count, self.capacity)), self.end)]
+        return [
+            self.tokens[place % self.capacity]
+            for place in range(max(0, self.end - min(count, self.capacity)), self.end)
+        ]
 
     def _bucket(self, run: Sequence[int]) -> int | None:
         """Hash a run; None for one that is too short, or in two texts."""

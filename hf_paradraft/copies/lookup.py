@@ -1,4 +1,6 @@
-"""Prompt lookup: what followed where the text, or a memory, went like its end is copied (RASD; Graft; SuffixDecoding)."""
+"""Prompt lookup: what followed where the text, or a memory, went like its end is copied (RASD;
+Graft; SuffixDecoding).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,28 @@ from ..protocol.config import MAX_TREE, TreeSize
 from .hash_chains import LONGEST, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
-COPIED, GROWTH, DEEPEST = 10, 2, 48  # tokens that are copied at most: 10, twice as many as match, and in all
+# tokens that are copied at most: 10, twice as many as match, and in all
+COPIED, GROWTH, DEEPEST = (
+    10,
+    2,
+    48,
+)
 REALIGNED = 0  # instead of a match's length: the copy goes on after a token that was another one
-# How often a copied token was right after a match of 1, 2, 3, and 4 or more tokens: the first one, and one after a right one.
-# Measured in a chat model's answers to 400 prompts (SmolLM2-135M-Instruct); where each call begins to learn its own.
+# How often a copied token was right after a match of 1, 2, 3, and 4 or more tokens: the first one,
+# and one after a right one. Measured in a chat model's answers to 400 prompts
+# (SmolLM2-135M-Instruct); where each call begins to learn its own.
 FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
-CLASSES = (REALIGNED, 1, 2, 3, 4, 8, 16, LONGEST)  # matches up to each of these lengths are believed alike
+# matches up to each of these lengths are believed alike
+CLASSES = (
+    REALIGNED,
+    1,
+    2,
+    3,
+    4,
+    8,
+    16,
+    LONGEST,
+)
 
 
 @dataclass
@@ -34,7 +52,8 @@ class Copied:
     place: int  # of the first token in the source
     tokens: list[int]
     length: int  # of the match
-    share: float = 1.0  # how often its first token followed such a match, relative to the one that did most often
+    # how often its first token followed such a match, relative to the one that did most often
+    share: float = 1.0
 
     @property
     def kind(self) -> int:
@@ -50,18 +69,21 @@ class Text:
     """One sequence's tokens, and what was copied for it last.
 
     Attributes:
-        first, onward: how often copies were right, which the sequences of a call share: a copy's first token, and later ones.
+        first, onward: how often copies were right, which the sequences of a call share: a copy's
+            first token, and later ones.
     """
 
     first: Counts
     onward: Counts
     chains: HashChains = field(default_factory=lambda: HashChains(1))
     copies: list[Copied] = field(default_factory=list)
-    broken: list[Copied] = field(default_factory=list)  # those whose last token was another one, from the next token on
+    # those whose last token was another one, from the next token on
+    broken: list[Copied] = field(default_factory=list)
 
 
 class PromptLookup:
-    """A finder of tokens to copy for the sequences of a group, which learns how often its copies were right.
+    """A finder of tokens to copy for the sequences of a group, which learns how often its copies
+    were right.
 
     Args:
         longest, shortest: tokens of a match in the text itself.
@@ -71,8 +93,15 @@ class PromptLookup:
 
     deepest = DEEPEST
 
-    def __init__(self, longest: int = LONGEST, shortest: int = 1, memory: Any = None, vocab_size: int = maxsize):
-        self.longest, self.shortest, self.memory, self.vocab_size = longest, shortest, memory, vocab_size
+    def __init__(
+        self,
+        longest: int = LONGEST,
+        shortest: int = 1,
+        memory: Any = None,
+        vocab_size: int = maxsize,
+    ):
+        self.longest, self.shortest, self.memory = longest, shortest, memory
+        self.vocab_size = vocab_size
         believed = [(kind, min(max(1, kind), len(FIRST)) - 1) for kind in CLASSES]
         self.first = {kind: [2.0 * FIRST[index], 2.0] for kind, index in believed}
         self.onward = {kind: [4.0 * ONWARD[index], 4.0] for kind, index in believed}
@@ -86,14 +115,21 @@ class PromptLookup:
         """
         if self.memory is not None and self.memory.largest >= vocab_size:
             raise ValueError(
-                f"The drafter's memory holds the id {self.memory.largest}, and the target's vocabulary ends at {vocab_size}: its "
-                "texts have to be in the target's own tokens."
+                f"The drafter's memory holds the id {self.memory.largest}, and the target's "
+                f"vocabulary ends at {vocab_size}: its texts have to be in the target's own "
+                "tokens."
             )
         self.vocab_size = vocab_size
 
     def remember(self, text: LongTensor) -> None:
-        """Add a text that has ended to a memory that wants it; one with an image, say, is left out."""
-        if self.memory is not None and self.memory.remember and 0 <= int(text.min()) <= int(text.max()) < self.vocab_size:
+        """Add a text that has ended to a memory that wants it; one with an image, say, is left
+        out.
+        """
+        if (
+            self.memory is not None
+            and self.memory.remember
+            and 0 <= int(text.min()) <= int(text.max()) < self.vocab_size
+        ):
             self.memory.add(text)
 
     def hold(self, count: int) -> None:
@@ -111,7 +147,9 @@ class PromptLookup:
         self.hold(1 + max(rows))
         self.texts = [self.texts[row] for row in rows]
 
-    def find(self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool) -> list[list[Copy]]:
+    def find(
+        self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool
+    ) -> list[list[Copy]]:
         """Find what can be copied for each sequence, the copy that promises most first.
 
         Args:
@@ -125,26 +163,44 @@ class PromptLookup:
             room = spaces[index] if deep and spaces is not None and prefix.room else prefix.room
             copies = self.following(index, room)
             if prefix.race is not None:
-                copies = [(tokens, prefix.race.chances(tokens, chances)) for tokens, chances in copies]
+                copies = [
+                    (tokens, prefix.race.chances(tokens, chances)) for tokens, chances in copies
+                ]
             copied.append(copies)
         return copied
 
-    def are_enough(self, copied: list[list[Copy]], prefixes: list[Prefix], budget: Budget, num_draft_tokens: int) -> bool:
+    def are_enough(
+        self,
+        copied: list[list[Copy]],
+        prefixes: list[Prefix],
+        budget: Budget,
+        num_draft_tokens: int,
+    ) -> bool:
         """Decide whether the drafter's own forward, in addition to copies, is not worth its time.
 
-        Where a sequence's first copied token is wrong, a guess would have brought what drafts bring; else it brings nothing.
+        Where a sequence's first copied token is wrong, a guess would have brought what drafts
+        bring; else it brings nothing.
         """
-        chances = [copies[0][1] if copies else [] for copies, prefix in zip(copied, prefixes, strict=True) if prefix.room]
+        chances = [
+            copies[0][1] if copies else []
+            for copies, prefix in zip(copied, prefixes, strict=True)
+            if prefix.room
+        ]
         if not budget.draft or not any(map(len, chances)):
             return False
         guessed = numpy.cumprod(budget.acceptance[1 : 1 + num_draft_tokens]).sum()
         missed = fmean(1 - (copy[0] if copy else 0.0) for copy in chances) * guessed
         tokens = 1 + fmean(numpy.cumprod(copy).sum() for copy in chances)
-        return not budget.worth(missed, budget.draft(), tokens, float(budget.cost(1 + max(map(len, chances)))))
+        return not budget.worth(
+            missed, budget.draft(), tokens, float(budget.cost(1 + max(map(len, chances))))
+        )
 
     def join_to(self, draft: Draft, copies: list[Copy], size: TreeSize, budget: Budget) -> Draft:
-        """Join a draft and a sequence's copies, where these promise more; a tree may become deeper than K by it."""
-        if not copies or draft.prompt_rows is not None:  # a sparse tree holds what pays next to its prompts
+        """Join a draft and a sequence's copies, where these promise more; a tree may become deeper
+        than K by it.
+        """
+        # a sparse tree holds what pays next to its prompts
+        if not copies or draft.prompt_rows is not None:
             return draft
         if size is not None:
             if draft.acceptance is None and len(draft):
@@ -153,7 +209,9 @@ class PromptLookup:
         tokens, chances = copies[0]
         guessed = draft.path_probability or numpy.cumprod(budget.acceptance[1 : 1 + len(draft)])
         return (
-            draft if numpy.cumprod(chances).sum() <= sum(guessed) else Draft.chain(draft.tokens.new_tensor(tokens), None, chances)
+            draft
+            if numpy.cumprod(chances).sum() <= sum(guessed)
+            else Draft.chain(draft.tokens.new_tensor(tokens), None, chances)
         )
 
     def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
@@ -178,19 +236,24 @@ class PromptLookup:
         copies, text.copies, text.broken = text.copies, [], []
         for copy in copies:
             pairs = list(zip(copy.tokens, came, strict=False))
-            right = next((index for index, (guess, token) in enumerate(pairs) if guess != token), len(pairs))
+            right = next(
+                (index for index, (guess, token) in enumerate(pairs) if guess != token), len(pairs)
+            )
             for index in range(min(right + 1, len(pairs)) if copy.share == 1 else 0):
                 counts = (text.onward if index else text.first)[copy.kind]
                 counts[0] += index < right
                 counts[1] += 1
             if right == len(came) - 1 < len(copy.tokens):
-                text.broken.append(replace(copy, place=copy.place + len(came), length=REALIGNED, share=1.0))
+                text.broken.append(
+                    replace(copy, place=copy.place + len(came), length=REALIGNED, share=1.0)
+                )
 
     def following(self, sequence: int, room: int) -> list[Copy]:
         """Find what can be copied for a sequence: the copy that promises most first.
 
-        One follows the longest match in the text itself, one or two the longest in the memory; where a token was not the copied
-        one, the copy goes on after it too, for most edits change a token.
+        One follows the longest match in the text itself, one or two the longest in the memory;
+        where a token was not the copied one, the copy goes on after it too, for most edits change a
+        token.
 
         Args:
             sequence: whose text it is.
@@ -209,9 +272,14 @@ class PromptLookup:
             found.append(Copied(text.chains, places[0], text.chains.read(places[0], room), length))
         if self.memory is not None:
             length, follows = self.memory.following(tail, room)
-            found += [Copied(self.memory, place, tokens, length, count / follows[0][2]) for place, tokens, count in follows]
+            found += [
+                Copied(self.memory, place, tokens, length, count / follows[0][2])
+                for place, tokens, count in follows
+            ]
         for copy in text.broken:
-            if not any(other.source is copy.source and other.place == copy.place for other in found):
+            if not any(
+                other.source is copy.source and other.place == copy.place for other in found
+            ):
                 found.append(replace(copy, tokens=copy.source.read(copy.place, room)))
         for copy in found:
             known = takewhile(lambda token: 0 <= token < self.vocab_size, copy.tokens)
@@ -227,18 +295,22 @@ class PromptLookup:
 
 
 def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:
-    """Join copied chains to a tree: nodes that several have count once, and the `size` most probable ones stay.
+    """Join copied chains to a tree: nodes that several have count once, and the `size` most
+    probable ones stay.
 
     Args:
         draft: with `acceptance`, not drawn.
         copies: the chains, each from the last known token on.
         size: nodes at most.
     """
-    ids, parents, acceptance = list(draft.token_ids), list(draft.parents), list(draft.acceptance or [0.5] * len(draft))
+    ids, parents = list(draft.token_ids), list(draft.parents)
+    acceptance = list(draft.acceptance or [0.5] * len(draft))
     for tokens, chances in copies:
         end = -1
         for token, chance in zip(tokens, chances, strict=True):
-            same = (node for node, other in enumerate(ids) if parents[node] == end and other == token)
+            same = (
+                node for node, other in enumerate(ids) if parents[node] == end and other == token
+            )
             if (node := next(same, None)) is None:
                 node = len(ids)
                 ids.append(token)

@@ -20,14 +20,22 @@ from torch import LongTensor
 from .hash_chains import END, HashChains
 
 LARGEST = 24  # bits of a hash: 128 MiB of table
-SIBLINGS = 2  # tokens that may come first in what is copied: in a memory of 1,500 answers one was right in 44 %, two in 55 %
-PIECE, PAUSE = 512, 1e-4  # tokens that are added at once, and seconds between two pieces, for lookups of other threads
+# tokens that may come first in what is copied: in a memory of 1,500 answers one was right in 44 %,
+# two in 55 %
+SIBLINGS = 2
+# tokens that are added at once, and seconds between two pieces, for lookups of other threads
+PIECE, PAUSE = (
+    512,
+    1e-4,
+)
 
 
 class Memory:
-    """Texts that drafts are copied from, and that outlive a call: a file that is being edited, passages, earlier answers.
+    """Texts that drafts are copied from, and that outlive a call: a file that is being edited,
+    passages, earlier answers.
 
-    Several calls, drafters and threads may share one. `drafter.memory = memory` gives it to a drafter of any kind.
+    Several calls, drafters and threads may share one. `drafter.memory = memory` gives it to a
+    drafter of any kind.
 
     Args:
         max_tokens: how many tokens are kept, some 30 bytes each; beyond them the oldest go.
@@ -41,16 +49,25 @@ class Memory:
 
     def __init__(self, max_tokens: int = 1_000_000, remember: bool = False):
         if max_tokens <= self.RUN:
-            raise ValueError(f"max_tokens={max_tokens}: a memory holds more than {self.RUN} tokens.")
+            raise ValueError(
+                f"max_tokens={max_tokens}: a memory holds more than {self.RUN} tokens."
+            )
         self.max_tokens, self.remember = max_tokens, remember
         self._largest = -1, -1  # id, and the place where it stood last
-        self._chains = HashChains(self.RUN, max_tokens, 1 << min(max(10, max_tokens.bit_length()), LARGEST))
+        self._chains = HashChains(
+            self.RUN, max_tokens, 1 << min(max(10, max_tokens.bit_length()), LARGEST)
+        )
         self._lock, self._adding = Lock(), Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Return all but the lock, for copies and pickles."""
         with self._lock:
-            return {**vars(self), "_lock": None, "_adding": None, "_chains": copy.deepcopy(self._chains)}
+            return {
+                **vars(self),
+                "_lock": None,
+                "_adding": None,
+                "_chains": copy.deepcopy(self._chains),
+            }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what `__getstate__` gave, with a lock of its own."""
@@ -62,12 +79,16 @@ class Memory:
 
     @property
     def largest(self) -> int:
-        """The largest id that is kept, -1 for none: a target with a smaller vocabulary cannot copy from here."""
+        """The largest id that is kept, -1 for none: a target with a smaller vocabulary cannot copy
+        from here.
+        """
         with self._lock:
             tokens, oldest = self._chains.tokens, self._chains.end - len(self._chains.tokens)
             if self._largest[1] < oldest:  # it has been written over
                 places = range(oldest, self._chains.end)
-                self._largest = max(((tokens[place % self.max_tokens], place) for place in places), default=(-1, -1))
+                self._largest = max(
+                    ((tokens[place % self.max_tokens], place) for place in places), default=(-1, -1)
+                )
             return self._largest[0]
 
     def clear(self) -> None:
@@ -86,8 +107,13 @@ class Memory:
             ValueError: these are no ids of one text.
         """
         text = torch.as_tensor(ids, device="cpu")
-        if text.numel() and (text.is_floating_point() or text.shape not in (text.shape[-1:], (1, *text.shape[-1:]))):
-            raise ValueError(f"A text's ids are wanted, (n,) or (1, n): got {text.dtype} of shape {tuple(text.shape)}.")
+        if text.numel() and (
+            text.is_floating_point() or text.shape not in (text.shape[-1:], (1, *text.shape[-1:]))
+        ):
+            raise ValueError(
+                f"A text's ids are wanted, (n,) or (1, n): got {text.dtype} of shape "
+                f"{tuple(text.shape)}."
+            )
         tokens = text.reshape(-1).tolist()
         if tokens and not 0 <= min(tokens) <= max(tokens) < 1 << 31:
             raise ValueError(f"Ids of tokens are wanted: got {min(tokens)} to {max(tokens)}.")
@@ -100,16 +126,19 @@ class Memory:
                         self._chains.append(token)
                 sleep(PAUSE)
 
-    def following(self, tail: Sequence[int], room: int) -> tuple[int, list[tuple[int, list[int], int]]]:
-        """Find what follows the longest match of a text's end, by the token that comes first: the most frequent two.
+    def following(
+        self, tail: Sequence[int], room: int
+    ) -> tuple[int, list[tuple[int, list[int], int]]]:
+        """Find what follows the longest match of a text's end, by the token that comes first: the
+        most frequent two.
 
         Args:
             tail: the text's last tokens; `LONGEST` are enough.
             room: how many tokens are wanted at most.
 
         Returns:
-            The match's length, 0 if there is none; and for each first token the newest place, the tokens from there on, and how
-            often it stood there.
+            The match's length, 0 if there is none; and for each first token the newest place, the
+            tokens from there on, and how often it stood there.
         """
         with self._lock:
             length, places = self._chains.longest(tail)
@@ -120,11 +149,14 @@ class Memory:
                     counts[token] += 1
                     newest.setdefault(token, place)
             return length, [
-                (newest[token], self._chains.read(newest[token], room), n) for token, n in counts.most_common(SIBLINGS)
+                (newest[token], self._chains.read(newest[token], room), n)
+                for token, n in counts.most_common(SIBLINGS)
             ]
 
     def read(self, place: int, room: int) -> list[int]:
-        """Read on from a place that `following` gave; empty at its text's end, or once it was written over."""
+        """Read on from a place that `following` gave; empty at its text's end, or once it was
+        written over.
+        """
         with self._lock:
             return self._chains.read(place, room)
 

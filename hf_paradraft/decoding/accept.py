@@ -1,7 +1,7 @@
 """Judge a draft, one token at a time, exactly as the target would have decoded without it.
 
-The logits processors run once per emitted token, in order and on the true prefix, as in plain decoding: a processor that
-keeps state sees nothing else.
+The logits processors run once per emitted token, in order and on the true prefix, as in plain
+decoding: a processor that keeps state sees nothing else.
 """
 
 from __future__ import annotations
@@ -37,14 +37,17 @@ class Emitted:
 
 def child_that_is(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
     """Find the drafted child that is this token: the token, and the child or None."""
-    return token, next((child for child in draft.children(node) if draft.token_ids[child] == token), None)
+    return token, next(
+        (child for child in draft.children(node) if draft.token_ids[child] == token), None
+    )
 
 
 class Rule:
     """A rule of acceptance, which says itself what it allows.
 
     Attributes:
-        draws: draws drafts (`rules.draws.Draws`), where nothing else may be in them; None: any draft will do.
+        draws: draws drafts (`rules.draws.Draws`), where nothing else may be in them; None: any
+            draft will do.
         clocked: whether the size of a draft may depend on the clock.
         rests: whether the clock may decide that a round is a plain one.
         looks_ahead: whether processors are shown texts that plain decoding never sees.
@@ -67,14 +70,20 @@ class Rule:
         return self
 
     def race(self, row: int, length: int, processors: LogitsProcessorList, budget: Any) -> Any:
-        """Return what orders a drafter's guesses after `length` tokens, padding included, by the target's draw; None: nothing."""
+        """Return what orders a drafter's guesses after `length` tokens, padding included, by the
+        target's draw; None: nothing.
+        """
 
     def undisturbed(self) -> AbstractContextManager:
         """Enter a block in which a drafter's draws do not move the target's generator."""
         return nullcontext()
 
     def path(
-        self, draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
+        self,
+        draft: Draft,
+        logits: Tensor,
+        prefix: LongTensor,
+        logits_processor: LogitsProcessorList,
     ) -> tuple[list[int], Tensor | None]:
         """Judge a draft as a whole, where that is the rule's way.
 
@@ -83,17 +92,21 @@ class Rule:
             prefix: int64 `(1, n)`, the text before the draft.
 
         Returns:
-            The accepted nodes from the root down, and the distribution `(1, V)` of the token after them; None: that one is still
-            to be judged.
+            The accepted nodes from the root down, and the distribution `(1, V)` of the token after
+            them; None: that one is still to be judged.
         """
         return [], None
 
     def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-        """Choose the token after `node` by processed scores `(1, V)`: the token, and the drafted child that it is or None."""
+        """Choose the token after `node` by processed scores `(1, V)`: the token, and the drafted
+        child that it is or None.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no judge(draft, node, scores).")
 
     def draw_together(self, scores: Tensor) -> list[int] | None:
-        """Draw the tokens of all sequences, at one length, from processed scores `(B, V)`; None: each is judged by itself."""
+        """Draw the tokens of all sequences, at one length, from processed scores `(B, V)`; None:
+        each is judged by itself.
+        """
         return None
 
 
@@ -126,8 +139,8 @@ def accept(
     Args:
         draft: `N` nodes.
         logits: `(at least N + 1, V)`; row 0 follows the known prefix, row `i + 1` follows node `i`.
-        buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each token is written after it
-            before it is yielded.
+        buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each
+            token is written after it before it is yielded.
         length: of the prefix.
         logits_processor: the target's.
         rule: of the sequence.
@@ -136,7 +149,8 @@ def accept(
     Raises:
         ValueError: a logits processor knows of more rows than this one.
 
-    Stop iterating where decoding stops; but for `choices`, nothing is computed ahead of what is asked for.
+    Stop iterating where decoding stops; but for `choices`, nothing is computed ahead of what is
+    asked for.
     """
     if choices is not None:
         yield from _most_probable(draft, logits, buffer[0, length:], choices)
@@ -144,10 +158,14 @@ def accept(
     node = -1
     path, rest = rule.path(draft, logits, buffer[:, :length], logits_processor)
     while True:
-        raw = logits[node + 1 : node + 2].to(torch.float32, copy=True)  # which processors may write into, as in plain decoding
+        # which processors may write into, as in plain decoding
+        raw = logits[node + 1 : node + 2].to(torch.float32, copy=True)
         scores = logits_processor(buffer[:, :length], raw)
         if scores.shape != raw.shape:
-            raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for one row of {raw.shape[1]}.")
+            raise ValueError(
+                f"A logits processor made scores of shape {tuple(scores.shape)} for one row of "
+                f"{raw.shape[1]}."
+            )
         if path:
             token, child = draft.token_ids[path[0]], path.pop(0)
         else:
@@ -160,8 +178,12 @@ def accept(
         node = child
 
 
-def _most_probable(draft: Draft, logits: Tensor, room: LongTensor, choices: list[int]) -> Iterator[Emitted]:
-    """Yield the new tokens where the most probable ones alone decide; they are written into `room` in one operation."""
+def _most_probable(
+    draft: Draft, logits: Tensor, room: LongTensor, choices: list[int]
+) -> Iterator[Emitted]:
+    """Yield the new tokens where the most probable ones alone decide; they are written into `room`
+    in one operation.
+    """
     nodes = [-1]
     while (child := child_that_is(draft, nodes[-1], choices[nodes[-1] + 1])[1]) is not None:
         nodes.append(child)

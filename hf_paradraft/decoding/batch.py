@@ -1,4 +1,6 @@
-"""Sequences that one target decodes together: of one call, or of several that join and leave between rounds."""
+"""Sequences that one target decodes together: of one call, or of several that join and leave
+between rounds.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from .sequence import Accepted, Sequence, advance
 
 
 class Batch:
-    """The sequences that are verified in one forward. A call of `generate` is a batch that none joins.
+    """The sequences that are verified in one forward. A call of `generate` is a batch that none
+    joins.
 
     Until it is closed it watches what drafters read of the target, in the thread that has made it.
 
@@ -25,7 +28,8 @@ class Batch:
         group: drafts for its sequences.
 
     Attributes:
-        calls: whose sequences these are; each has an acceptance rule, processors, criteria and ends of its own.
+        calls: whose sequences these are; each has an acceptance rule, processors, criteria and ends
+            of its own.
         groups: of sequences that are drafted for together.
         sequences: by their place in the forward.
         verifier: of them all.
@@ -45,7 +49,9 @@ class Batch:
             group.features.stop()
 
     def read_piece(self) -> bool:
-        """Read a piece of the only call's prompt, where that is wanted in pieces; False if the last is left."""
+        """Read a piece of the only call's prompt, where that is wanted in pieces; False if the last
+        is left.
+        """
         [call], [group] = self.calls, self.groups
         return group.read_piece(self.verifier, call.buffer, call.generation_config)
 
@@ -55,10 +61,16 @@ class Batch:
         Returns:
             Logits `(B, N + 1, V)`, and the most probable tokens where those alone decide in a call.
         """
-        logits = self.verifier.verify(self.sequences, [sequence.draft for sequence in self.sequences])
+        logits = self.verifier.verify(
+            self.sequences, [sequence.draft for sequence in self.sequences]
+        )
         for group in self.groups:
             group.features.collect()
-        choices = logits.max(-1).indices.tolist() if any(call.only_argmax for call in self.calls) else None
+        choices = (
+            logits.max(-1).indices.tolist()
+            if any(call.only_argmax for call in self.calls)
+            else None
+        )
         if choices is None and logits.is_cuda:
             torch.cuda.synchronize(logits.device)  # or its time would be counted elsewhere
         return logits, choices
@@ -71,16 +83,25 @@ class Batch:
             call, place = sequence.call, sequence.place
             if call.terms.in_step is None and not sequence.finished:
                 with self._for(call):
-                    advance(sequence, logits[place], choices[place] if call.only_argmax else None, call.ends)
+                    advance(
+                        sequence,
+                        logits[place],
+                        choices[place] if call.only_argmax else None,
+                        call.ends,
+                    )
         for call in self.calls:
             with self._for(call):
                 if call.terms.in_step is not None:
-                    call.terms.in_step.advance(call, [logits[sequence.place] for sequence in call.sequences])
+                    call.terms.in_step.advance(
+                        call, [logits[sequence.place] for sequence in call.sequences]
+                    )
                 call.stop()
 
     @contextmanager
     def _for(self, call: Call) -> Iterator[None]:
-        """Let what raises in one call (a processor, scores that nothing can be drawn from) end that one alone."""
+        """Let what raises in one call (a processor, scores that nothing can be drawn from) end that
+        one alone.
+        """
         try:
             yield
         except Exception as error:
@@ -93,10 +114,17 @@ class Batch:
     def roll_back(self) -> None:
         """Drop what was not accepted from the cache."""
         accepted = [sequence.accepted for sequence in self.sequences]
-        self.verifier.keep([None if result is None else result.path[: result.num_read] for result in accepted])
+        self.verifier.keep(
+            [None if result is None else result.path[: result.num_read] for result in accepted]
+        )
 
     def tell(
-        self, logits: Tensor, begun: float, draft_seconds: float, verify_seconds: float, hidden_seconds: float = 0.0
+        self,
+        logits: Tensor,
+        begun: float,
+        draft_seconds: float,
+        verify_seconds: float,
+        hidden_seconds: float = 0.0,
     ) -> None:
         """Show drafters what the forward brought, and record the round.
 
@@ -107,6 +135,8 @@ class Batch:
         """
         for group in self.groups:
             group.observe(logits, self.verifier.prefix_rows)
-        record = Round([], draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds, asked=False)
+        record = Round(
+            [], draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds, asked=False
+        )
         for group in self.groups:
             group.record(record)

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 from torch import LongTensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.utils import logging
 
 from ..names import (
@@ -27,7 +32,16 @@ from .batch import Batch
 from .budget import Budget
 from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .call import Call, Terms
-from .checks import ALONE, ASKED, Asked, Refused, check_lengths, give_time, left_padding, more_than_ids
+from .checks import (
+    ALONE,
+    ASKED,
+    Asked,
+    Refused,
+    check_lengths,
+    give_time,
+    left_padding,
+    more_than_ids,
+)
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
@@ -41,13 +55,15 @@ LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
 
 
 def begin_call(model: PreTrainedModel, *args: Any) -> Batch:
-    """Prepare a call of a kind that is served (`hf_paradraft.admission`), as a batch of its own, to be closed.
+    """Prepare a call of a kind that is served (`hf_paradraft.admission`), as a batch of its own, to
+    be closed.
 
     Args:
         model, args: as for `speculative_decoding`, without `synced_gpus`.
 
     Raises:
-        Refused: an argument that the loop cannot serve, or a drafter for another target; the message says what to change.
+        Refused: an argument that the loop cannot serve, or a drafter for another target; the
+            message says what to change.
     """
     try:
         return _begin(model, *args)
@@ -78,15 +94,21 @@ def _begin(
     ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
     if streamer is not None and not isinstance(streamer, RoundStreamer):
         ends.put = lambda token: streamer.put(torch.tensor([token], device="cpu"))
-    room = torch.zeros((batch_size, ends.limit - begin + 1), dtype=torch.long, device=input_ids.device)
+    room = torch.zeros(
+        (batch_size, ends.limit - begin + 1), dtype=torch.long, device=input_ids.device
+    )
     buffer = torch.cat([input_ids, room], dim=1)
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, used.needs(model))
     cache = cache_of_call(model_kwargs)
-    if asked.callers_cache and cache.layers and all(type(layer) is StaticSlidingWindowLayer for layer in cache.layers):
+    if (
+        asked.callers_cache
+        and cache.layers
+        and all(type(layer) is StaticSlidingWindowLayer for layer in cache.layers)
+    ):
         raise Refused(
-            "This static cache holds windows alone, which drafts replace, and does not say how long it may become: leave cache "
-            "(past_key_values) unset, or pass a DynamicCache."
+            "This static cache holds windows alone, which drafts replace, and does not say how "
+            "long it may become: leave cache (past_key_values) unset, or pass a DynamicCache."
         )
     held = terms.read or (0 if is_recurrent(cache) else int(cache.get_seq_length()))
     check_lengths(model, begin, ends.limit, begin - held, generation_config, model_kwargs)
@@ -96,19 +118,29 @@ def _begin(
     hands_back = generation_config.return_dict_in_generate or asked.callers_cache
     if criteria and hands_back and batch_size > 1 and verifier.states is not None:
         raise Refused(
-            "A criterion may take tokens back, and a recurrent state cannot: where such a target's cache is handed back, call "
-            "generate once per prompt."
+            "A criterion may take tokens back, and a recurrent state cannot: where such a target's "
+            "cache is handed back, call generate once per prompt."
         )
     text = model.config.get_text_config()
     context = getattr(text, "max_position_embeddings", None) or ends.limit + max(padding)
     sequences = [
-        Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context) for row in range(batch_size)
+        Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context)
+        for row in range(batch_size)
     ]
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, held - sequence.padding)
-    _tell(model, used, config, verifier, ends.limit - max(padding), bool(features.keys) and held > terms.read)
+    _tell(
+        model,
+        used,
+        config,
+        verifier,
+        ends.limit - max(padding),
+        bool(features.keys) and held > terms.read,
+    )
     deepest = 0 if copies is None else copies.deepest
-    budget_for = partial(_budget, terms, drafter, config, deepest, verifier.branches, verifier.row_counts)
+    budget_for = partial(
+        _budget, terms, drafter, config, deepest, verifier.branches, verifier.row_counts
+    )
     budget = budget_for(batch_size)
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
@@ -126,8 +158,11 @@ def _begin(
         criteria=criteria,
         generation_config=generation_config,
         streamer=streamer,
-        stats=SpeculationStats(by_row=[SpeculationStats() for _ in sequences] if batch_size > 1 else []),
-        drafts_first=not more_than_ids(model_kwargs),  # the first forward may read images or embeddings, which a drafter cannot
+        stats=SpeculationStats(
+            by_row=[SpeculationStats() for _ in sequences] if batch_size > 1 else []
+        ),
+        # the first forward may read images or embeddings, which a drafter cannot
+        drafts_first=not more_than_ids(model_kwargs),
         hands_back=hands_back,
         begin=begin,
     )
@@ -138,8 +173,13 @@ def _begin(
 
 def num_logits(model: PreTrainedModel) -> int:
     """Count the logits of a target's head, which may have fewer than its config says."""
-    weight, config = getattr(model.get_output_embeddings(), "weight", None), model.config.get_text_config()
-    ordinary = isinstance(weight, torch.Tensor) and weight.ndim == 2 and weight.shape[1] == getattr(config, "hidden_size", None)
+    weight = getattr(model.get_output_embeddings(), "weight", None)
+    config = model.config.get_text_config()
+    ordinary = (
+        isinstance(weight, torch.Tensor)
+        and weight.ndim == 2
+        and weight.shape[1] == getattr(config, "hidden_size", None)
+    )
     return len(weight) if ordinary and weight.is_floating_point() else config.vocab_size
 
 
@@ -159,20 +199,38 @@ def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
 def _ends(
     stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
 ) -> tuple[Ends, StoppingCriteriaList]:
-    """Build the conditions that end each sequence, and list the criteria that are asked about the whole batch."""
-    # An own length criterion replaces max_length, as in plain decoding, which too gives one token at least.
+    """Build the conditions that end each sequence, and list the criteria that are asked about the
+    whole batch.
+    """
+    # An own length criterion replaces max_length, as in plain decoding, which too gives one token
+    # at least.
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
     wanted = int(max(begin + 1, min(lengths, default=generation_config.max_length)))
     if wanted > (limit := min(wanted, begin + LONGEST)):
-        logger.warning_once(f"A text may have {LONGEST} new tokens with a drafter; max_length={wanted} is taken for that.")
-    tokens = {token for stop in stopping_criteria if type(stop) is EosTokenCriteria for token in stop.eos_token_id.tolist()}
-    others = [stop for stop in stopping_criteria if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)]
-    pads = any(hasattr(stop, "eos_token_id") for stop in stopping_criteria)  # as plain decoding asks
+        logger.warning_once(
+            f"A text may have {LONGEST} new tokens with a drafter; max_length={wanted} is taken "
+            "for that."
+        )
+    tokens = {
+        token
+        for stop in stopping_criteria
+        if type(stop) is EosTokenCriteria
+        for token in stop.eos_token_id.tolist()
+    }
+    others = [
+        stop
+        for stop in stopping_criteria
+        if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)
+    ]
+    # as plain decoding asks
+    pads = any(hasattr(stop, "eos_token_id") for stop in stopping_criteria)
     alone = [stop for stop in others if batch_size == 1 or (pads and type(stop) in ALONE)]
     keeps = generation_config.return_dict_in_generate
     kept = keeps and generation_config.output_scores, keeps and generation_config.output_logits
     together = [stop for stop in others if stop not in alone]
-    return Ends(limit, tokens, StoppingCriteriaList(alone), pads, *kept), StoppingCriteriaList(together)
+    return Ends(limit, tokens, StoppingCriteriaList(alone), pads, *kept), StoppingCriteriaList(
+        together
+    )
 
 
 def _tell(
@@ -187,16 +245,19 @@ def _tell(
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and limit > context:
         logger.warning_once(
-            f"This call may reach {limit} tokens, and {type(model).__name__} has positions for {context}: beyond them nothing is "
-            "drafted."
+            f"This call may reach {limit} tokens, and {type(model).__name__} has positions for "
+            f"{context}: beyond them nothing is drafted."
         )
     if lacks_features:
         logger.warning_once(
-            f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens that the cache came with "
-            "are not known: it drafts without them, and fewer of its guesses will be right."
+            f"{type(drafter).__name__} reads the target's hidden states, and those of the tokens "
+            "that the cache came with are not known: it drafts without them, and fewer of its "
+            "guesses will be right."
         )
     if config.tree_size is not None and not verifier.branches:
-        logger.warning_once(f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains.")
+        logger.warning_once(
+            f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains."
+        )
 
 
 def _budget(
@@ -213,7 +274,14 @@ def _budget(
     automatic = config.tree_size == "auto" and branches and rule.draws is None
     depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)
     use = config.num_draft_tokens, config.tree_size, deepest, type(rule), config.never_slower
-    return terms.budget_of(drafter, automatic or (config.never_slower and rule.rests), depth, batch_size, row_counts, *use)
+    return terms.budget_of(
+        drafter,
+        automatic or (config.never_slower and rule.rests),
+        depth,
+        batch_size,
+        row_counts,
+        *use,
+    )
 
 
 def make_verifier(
@@ -225,7 +293,8 @@ def make_verifier(
     features: Features | None = None,
     held: int = 0,
 ) -> Verifier:
-    """Make the verifier that serves a call, with trees and batches where model, cache and inputs allow it.
+    """Make the verifier that serves a call, with trees and batches where model, cache and inputs
+    allow it.
 
     Args:
         model: the target.
@@ -237,7 +306,8 @@ def make_verifier(
         held: tokens that the cache holds.
 
     Raises:
-        ValueError: the cache cannot roll back, or a batch is asked for where only one sequence can be served.
+        ValueError: the cache cannot roll back, or a batch is asked for where only one sequence can
+            be served.
     """
     config, (batch_size, begin) = drafter.speculation_config, input_ids.shape
     most_rows = max(config.max_nodes, drafter.max_rows)
@@ -255,25 +325,38 @@ def make_verifier(
     if recurrent and not held:
         check_roll_back(cache)
     if recurrent and not explicit and batch_size > 1:
-        raise Refused(f"{type(model).__name__} is served one prompt at a time with a drafter, for its layers' sake.")
+        raise Refused(
+            f"{type(model).__name__} is served one prompt at a time with a drafter, for its "
+            "layers' sake."
+        )
     if config.compile and explicit and not recurrent and cache.get_seq_length() == 0:
-        cache.layers = static_cache(model, num_slots).layers  # in the caller's own object, if it is one
+        cache.layers = static_cache(
+            model, num_slots
+        ).layers  # in the caller's own object, if it is one
     explicit = explicit and (recurrent or use_plain_layers(cache, num_slots))
     if not explicit and (batch_size > 1 or (cache.is_compileable and not recurrent)):
         raise Refused(
-            f"{type(model).__name__} with {attention_of(model)} attention and these inputs "
-            "can be served one prompt at a time and with a dynamic cache only: call generate once per prompt, without "
-            f"cache_implementation{or_sdpa(model)}."
+            f"{type(model).__name__} with {attention_of(model)} attention and these inputs can be "
+            "served one prompt at a time and with a dynamic cache only: call generate once per "
+            f"prompt, without cache_implementation{or_sdpa(model)}."
         )
     states = States(cache) if recurrent else None
     if not explicit:
         record_windows(cache) if recurrent else cache.activate_past_recording()
         rows = CroppedCache(cache, batch_size, held)
-        return Verifier(model, model_kwargs, per_token, rows, begin, states=states, features=features)
+        return Verifier(
+            model, model_kwargs, per_token, rows, begin, states=states, features=features
+        )
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
-    positions = per_token["position_ids"][:, begin - 1] if "position_ids" in per_token else mask.long().sum(1) - 1
+    positions = (
+        per_token["position_ids"][:, begin - 1]
+        if "position_ids" in per_token
+        else mask.long().sum(1) - 1
+    )
     attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
     ragged = RaggedCache(cache, batch_size, held)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
-    return Verifier(model, model_kwargs, per_token, ragged, begin, attention, states, features, row_counts)
+    return Verifier(
+        model, model_kwargs, per_token, ragged, begin, attention, states, features, row_counts
+    )

@@ -1,8 +1,8 @@
-"""How much to draft, by one rule: another node, level, step, or the drafter's own forward is worth it if it brings more tokens
-per second than rounds do in the long run, or than plain decoding does.
+"""How much to draft, by one rule: another node, level, step, or the drafter's own forward is worth
+it if it brings more tokens per second than rounds do in the long run, or than plain decoding does.
 
-That is the reward per time of a renewal process: all rounds together are to be fast. If each were made as fast as it can be by
-itself, the worst ones would get the largest trees.
+That is the reward per time of a renewal process: all rounds together are to be fast. If each were
+made as fast as it can be by itself, the worst ones would get the largest trees.
 """
 
 from collections import deque
@@ -18,13 +18,19 @@ from ..protocol import Round
 
 DECAY = 0.98  # weight of a round with each later one, in rates and acceptances of the long run
 RECENT_DECAY = 0.9  # likewise, in the estimate "does drafting still pay?"
-PRIOR_SPEEDUP = 1.1  # times plain decoding, assumed before the first rounds of a call, as one round that was measured
+# times plain decoding, assumed before the first rounds of a call, as one round that was measured
+PRIOR_SPEEDUP = 1.1
 PRIOR_SPREAD = 1.0  # likewise, the square of what a text's drafts bring, in tokens per plain round
 LEAST_SPEEDUP = 0.98  # times plain decoding; below it drafting rests
-SURE_SPEEDUP = 2.0  # times, by the table of latencies alone: enough to go on without having timed a plain round
-LOSS = 0.01  # of plain decoding's time: what drafting may cost where it does not pay, in the long run
-NODE_STEP = 4  # trees have 1 to 3 nodes, or 4 n - 1: a number of rows that is new may have to be compiled first
-SPARED = 0.01  # of a round's tokens, which a smaller draft may lose: the last nodes keep their promises least
+# times, by the table of latencies alone: enough to go on without having timed a plain round
+SURE_SPEEDUP = 2.0
+LOSS = (
+    0.01  # of plain decoding's time: what drafting may cost where it does not pay, in the long run
+)
+# trees have 1 to 3 nodes, or 4 n - 1: a number of rows that is new may have to be compiled first
+NODE_STEP = 4
+# of a round's tokens, which a smaller draft may lose: the last nodes keep their promises least
+SPARED = 0.01
 
 
 @dataclass
@@ -40,26 +46,37 @@ class RowLatency:
     seconds: list[float]
 
     def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
-        """Compute the seconds of a forward of `rows`, by interpolation; beyond the largest that was measured, by its slope."""
-        slope = (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2]) if len(self.rows) > 1 else 0.0
+        """Compute the seconds of a forward of `rows`, by interpolation; beyond the largest that was
+        measured, by its slope.
+        """
+        slope = (
+            (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
+            if len(self.rows) > 1
+            else 0.0
+        )
         beyond = numpy.maximum(0, numpy.asarray(rows) - self.rows[-1])
         return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
 
 
 class Recent(deque[float]):
-    """A figure as it was lately: the median of the last nine, for single rounds may be disturbed."""
+    """A figure as it was lately: the median of the last nine, for single rounds may be
+    disturbed.
+    """
 
     def __init__(self, value: float):
         super().__init__(maxlen=9)
         self.unseen = value
 
     def __call__(self) -> float:
-        """Return the median of the last values, or the initial value until something was observed."""
+        """Return the median of the last values, or the initial value until something was
+        observed.
+        """
         return float(median(self)) if self else self.unseen
 
 
 class Budget:
-    """Time and acceptance of one target and drafter with one size of batch, over all their calls. Tokens are those of a sequence.
+    """Time and acceptance of one target and drafter with one size of batch, over all their calls.
+    Tokens are those of a sequence.
 
     Args:
         latency: seconds of the target's forward by its query rows.
@@ -68,20 +85,42 @@ class Budget:
         row_counts: rows that a compiled forward may have; None: any.
     """
 
-    def __init__(self, latency: RowLatency, depth: int, batch_size: int = 1, row_counts: Sequence[int] | None = None):
+    def __init__(
+        self,
+        latency: RowLatency,
+        depth: int,
+        batch_size: int = 1,
+        row_counts: Sequence[int] | None = None,
+    ):
         self.latency, self.batch_size, self.row_counts = latency, batch_size, row_counts
         self.factor = Recent(1.0)  # seconds of verifying ÷ the table's
         self.draft = Recent(0.25 * float(latency(1)))  # seconds
         self.overhead = Recent(0.0)  # seconds of a round without drafting and verifying
-        self.plain = Recent(1.0)  # seconds of plain rounds ÷ those that this model of the cost gives them
+        # seconds of plain rounds ÷ those that this model of the cost gives them
+        self.plain = Recent(1.0)
         self.step = Recent(0.0)  # seconds of one more level of a growing tree
-        self.kept_promises = deque[float]([1.0], maxlen=33)  # tokens that such levels brought ÷ those that were expected
-        self.tried, self.accepted = numpy.zeros(depth + 1), numpy.zeros(depth + 1)  # decayed, by depth from 1
-        self.expected, self.came_true = numpy.full(depth + 1, 2.0), numpy.full(depth + 1, 2.0)  # likewise
+        # tokens that such levels brought ÷ those that were expected
+        self.kept_promises = deque[float]([1.0], maxlen=33)
+        # decayed, by depth from 1
+        self.tried, self.accepted = (
+            numpy.zeros(depth + 1),
+            numpy.zeros(depth + 1),
+        )
+        # likewise
+        self.expected, self.came_true = (
+            numpy.full(depth + 1, 2.0),
+            numpy.full(depth + 1, 2.0),
+        )
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
-        self.odds: Any = None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
-        self.gain = PRIOR_SPEEDUP  # lately, tokens per second of drafted rounds ÷ those of plain ones
-        self.spread = PRIOR_SPREAD  # likewise, what a text's drafts brought, squared: where it is luck, few rounds decide little
+        self.odds: Any = (
+            None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
+        )
+        self.gain = (
+            PRIOR_SPEEDUP  # lately, tokens per second of drafted rounds ÷ those of plain ones
+        )
+        # likewise, what a text's drafts brought, squared: where it is luck, few rounds decide
+        # little
+        self.spread = PRIOR_SPREAD
         self.recent = 1.0  # rounds in these two
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
         self.size_before = 1  # of the last draft that was cut
@@ -94,13 +133,18 @@ class Budget:
 
     def _judge_anew(self) -> None:
         """Let the next few rounds decide whether drafting pays."""
-        self.gain, self.spread, self.recent = min(max(self.gain, 1.0), PRIOR_SPEEDUP), PRIOR_SPREAD, 1.0
+        self.gain, self.spread = min(max(self.gain, 1.0), PRIOR_SPEEDUP), PRIOR_SPREAD
+        self.recent = 1.0
 
     def cost(self, rows: ndarray | int) -> ndarray:
-        """Compute the expected seconds of verifying and accepting `rows` query rows of each sequence, without drafting."""
+        """Compute the expected seconds of verifying and accepting `rows` query rows of each
+        sequence, without drafting.
+        """
         rows = numpy.asarray(rows)
         if self.row_counts is not None:
-            rows = numpy.asarray(self.row_counts)[numpy.searchsorted(self.row_counts, rows).clip(max=len(self.row_counts) - 1)]
+            rows = numpy.asarray(self.row_counts)[
+                numpy.searchsorted(self.row_counts, rows).clip(max=len(self.row_counts) - 1)
+            ]
         return self.factor() * self.latency(self.batch_size * rows) + self.overhead()
 
     @property
@@ -119,29 +163,42 @@ class Budget:
         return self.came_true / self.expected
 
     def rate(self, tokens: float, seconds: float) -> float:
-        """Compute the tokens per second that further drafting must exceed: the higher rate of drafted and of plain rounds.
+        """Compute the tokens per second that further drafting must exceed: the higher rate of
+        drafted and of plain rounds.
 
         The first is the long run's, with this round's expected tokens and seconds.
         """
         return max((self.tokens + tokens) / (self.seconds + seconds), 1 / self.plain_seconds)
 
-    def worth(self, tokens: float, seconds: float, round_tokens: float, round_seconds: float) -> bool:
-        """Tell whether further tokens are worth further seconds in a round that is expected to have so many of both already."""
+    def worth(
+        self, tokens: float, seconds: float, round_tokens: float, round_seconds: float
+    ) -> bool:
+        """Tell whether further tokens are worth further seconds in a round that is expected to have
+        so many of both already.
+        """
         return tokens > seconds * self.rate(round_tokens, round_seconds)
 
     @property
     def least(self) -> float:
-        """The chance of a path below which a node surely brings tokens slower than rounds do; 0 before any round."""
+        """The chance of a path below which a node surely brings tokens slower than rounds do; 0
+        before any round.
+        """
         if not self.seconds:
             return 0.0
-        once, twice = self.cost(numpy.array([1 + self.size_before, 1 + 2 * self.size_before])).tolist()
+        once, twice = self.cost(
+            numpy.array([1 + self.size_before, 1 + 2 * self.size_before])
+        ).tolist()
         return 0.5 * (twice - once) / self.size_before * self.tokens / self.seconds
 
-    def size(self, probabilities: Sequence[Sequence[float]], draft_seconds: float | None = None) -> int:
-        """Choose how many nodes of each draft to verify: one number for all, because the largest draft determines the time.
+    def size(
+        self, probabilities: Sequence[Sequence[float]], draft_seconds: float | None = None
+    ) -> int:
+        """Choose how many nodes of each draft to verify: one number for all, because the largest
+        draft determines the time.
 
         Args:
-            probabilities: of each sequence that drafts, the path probabilities of its nodes, most useful first.
+            probabilities: of each sequence that drafts, the path probabilities of its nodes, most
+                useful first.
             draft_seconds: that were spent on them; default: as usual.
         """
         longest = max(map(len, probabilities), default=0)
@@ -150,7 +207,9 @@ class Budget:
         sizes = numpy.arange(1, longest + 1)
         tokens = numpy.ones(longest)
         for chances in probabilities:
-            tokens += numpy.cumsum(numpy.pad(chances, (0, longest - len(chances)))) / len(probabilities)
+            tokens += numpy.cumsum(numpy.pad(chances, (0, longest - len(chances)))) / len(
+                probabilities
+            )
         seconds = self.cost(1 + sizes) + (self.draft() if draft_seconds is None else draft_seconds)
         best = int((tokens / seconds).argmax())
         rate = self.rate(float(tokens[best]), float(seconds[best]))
@@ -163,7 +222,8 @@ class Budget:
         """Decide whether the next round is a plain one, without drafts."""
         if len(self.plain) < 2 and len(self.overhead) >= NODE_STEP and self.gain < SURE_SPEEDUP:
             return True
-        if self.gain + (self.spread / self.recent / self.batch_size) ** 0.5 >= LEAST_SPEEDUP:  # with the gain's standard error
+        # with the gain's standard error
+        if self.gain + (self.spread / self.recent / self.batch_size) ** 0.5 >= LEAST_SPEEDUP:
             return False
         if self.debt > 0:
             self.debt -= LOSS
@@ -181,9 +241,11 @@ class Budget:
             self._judge(record)
         if record.reads_prompt:  # its times say nothing
             return
-        seconds, table = record.total_seconds - record.draft_seconds, float(self.latency(self.batch_size * (1 + rows)))
+        seconds = record.total_seconds - record.draft_seconds
+        table = float(self.latency(self.batch_size * (1 + rows)))
         if rows == 0:
-            if before or len(self.plain) < 2:  # drafted rounds were just before, while the machine was as busy
+            # drafted rounds were just before, while the machine was as busy
+            if before or len(self.plain) < 2:
                 self.plain.append(seconds / float(self.cost(1)))
             else:
                 self.factor.append(max(0.0, seconds / self.plain() - self.overhead()) / table)
@@ -198,7 +260,8 @@ class Budget:
             self.draft.append(record.draft_seconds)
         self.tokens = DECAY * self.tokens + emitted
         self.seconds = DECAY * self.seconds + record.total_seconds
-        # By the usual seconds of such rounds, not by this one's: whatever else the machine does is no loss of drafting.
+        # By the usual seconds of such rounds, not by this one's: whatever else the machine does is
+        # no loss of drafting.
         verifying = float(self.cost(1 + rows)) if rows else self.plain_seconds
         drafting = min(self.draft(), record.draft_seconds)
         plain = self.plain_seconds / (verifying + drafting)
@@ -207,7 +270,8 @@ class Budget:
         self.gain += (useful * plain - self.gain) / self.recent
         brought = fmean((len(part.emitted) - 1) ** 2 for part in record.sequences)
         self.spread += (brought * plain**2 - self.spread) / self.recent
-        if not before:  # a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come
+        # a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come
+        if not before:
             drafting = record.draft_seconds
         self.debt = max(0.0, self.debt + (verifying + drafting) / self.plain_seconds - useful)
 
@@ -219,7 +283,9 @@ class Budget:
         self.accepted *= DECAY
         calibration = self.calibration
         for part in record.sequences:
-            for depth, node in enumerate((-1, *part.accepted)[: min(part.judged, len(self.tried) - 1)], 1):
+            for depth, node in enumerate(
+                (-1, *part.accepted)[: min(part.judged, len(self.tried) - 1)], 1
+            ):
                 children = part.draft.children(node)
                 right = depth <= len(part.accepted)
                 self.tried[depth] += 1

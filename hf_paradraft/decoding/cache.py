@@ -1,4 +1,6 @@
-"""The target's cache: what it must be, how it forgets, and keeping the accepted path of every row."""
+"""The target's cache: what it must be, how it forgets, and keeping the accepted path of every
+row.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +20,9 @@ from ..names import (
 )
 from .recurrent import crop, is_recurrent, record_windows
 
-SLOTS = 256  # static caches made here are this long, or a multiple: calls of different lengths share a compiled forward
+# static caches made here are this long, or a multiple: calls of different lengths share a compiled
+# forward
+SLOTS = 256
 REPLACED = {DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer}
 
 
@@ -30,18 +34,24 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
     """
     cache = cache_in(model_kwargs)
     if not model_kwargs.get("use_cache", True) or cache is None:
-        raise ValueError("Speculative decoding needs the target's key-value cache: pass use_cache=True and a model that has one.")
+        raise ValueError(
+            "Speculative decoding needs the target's key-value cache: pass use_cache=True and a "
+            "model that has one."
+        )
     code = (cache.update, DynamicLayer.update, StaticLayer.update, *map(type, cache.layers))
     if isinstance(cache, QuantizedCache) or any(map(is_foreign, code)):
         raise ValueError(
-            f"Speculative decoding does not know how to roll back a {type(cache).__name__}, or its layers, as they are here: "
-            "leave cache_implementation and cache (past_key_values) unset, or pass a DynamicCache or a StaticCache."
+            f"Speculative decoding does not know how to roll back a {type(cache).__name__}, or its "
+            "layers, as they are here: leave cache_implementation and cache (past_key_values) "
+            "unset, or pass a DynamicCache or a StaticCache."
         )
     return cache
 
 
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
-    """Make an empty dynamic cache from which a drafter can drop the entries of its guesses again."""
+    """Make an empty dynamic cache from which a drafter can drop the entries of its guesses
+    again.
+    """
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if is_recurrent(cache):
         record_windows(cache)
@@ -51,7 +61,9 @@ def empty_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
-    """Make an empty static cache of at least `num_slots` slots whose layers all keep every token."""
+    """Make an empty static cache of at least `num_slots` slots whose layers all keep every
+    token.
+    """
     num_slots = -(-num_slots // SLOTS) * SLOTS
     cache = StaticCache(config=model.config, max_cache_len=num_slots)
     replace_layers(cache, partial(StaticLayer, num_slots))
@@ -64,14 +76,16 @@ def replace_layers(cache: Cache, make: Callable[[], Any]) -> None:
 
 
 def use_plain_layers(cache: Cache, num_slots: int) -> bool:
-    """Let an empty cache keep every token in every layer: a rejected branch must not push out what a window still needs.
+    """Let an empty cache keep every token in every layer: a rejected branch must not push out what
+    a window still needs.
 
     Args:
         cache: of the call; its layers are replaced if they are empty.
         num_slots: what a static cache must hold, drafts included.
 
     Returns:
-        Whether all layers are plain, so that any path of a tree can be kept and rows may differ in length.
+        Whether all layers are plain, so that any path of a tree can be kept and rows may differ in
+        length.
 
     Raises:
         ValueError: a static cache that has been filled is too small for the drafts.
@@ -80,18 +94,22 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     if cache.get_seq_length() == 0 and all(type(layer) in REPLACED for layer in layers):
         if cache.is_compileable:
             num_slots = max(num_slots, *(layer.max_cache_len for layer in layers))
-        replace_layers(cache, partial(StaticLayer, num_slots) if cache.is_compileable else DynamicLayer)
+        replace_layers(
+            cache, partial(StaticLayer, num_slots) if cache.is_compileable else DynamicLayer
+        )
         layers = [layer for layer in cache.layers if not stores_nothing(layer)]
     if cache.is_compileable and any(layer.max_cache_len < num_slots for layer in layers):
         raise ValueError(
-            f"This static cache holds {min(layer.max_cache_len for layer in layers)} tokens, and with drafts this call "
-            f"needs {num_slots}: make it larger, or leave cache (past_key_values) unset."
+            f"This static cache holds {min(layer.max_cache_len for layer in layers)} tokens, and "
+            f"with drafts this call needs {num_slots}: make it larger, or leave cache "
+            "(past_key_values) unset."
         )
     return all(type(layer) in (DynamicLayer, StaticLayer) for layer in layers)
 
 
 class CroppedCache:
-    """A cache as transformers itself keeps it: its rows have one length, and drop their last tokens.
+    """A cache as transformers itself keeps it: its rows have one length, and drop their last
+    tokens.
 
     Args:
         cache: of any kind that `crop` can shorten.
@@ -105,7 +123,9 @@ class CroppedCache:
         self.cache, self.lengths = cache, [length] * batch_size
 
     def keep(self, paths: list[list[int]], written: int) -> None:
-        """Keep the first of the last forward's entries, as `RaggedCache.keep`; sliding windows shrink to their size."""
+        """Keep the first of the last forward's entries, as `RaggedCache.keep`; sliding windows
+        shrink to their size.
+        """
         kept = len(paths[0])
         self.lengths = [length + kept for length in self.lengths]
         crop(self.cache, written - kept)
@@ -119,9 +139,10 @@ class CroppedCache:
 class RaggedCache:
     """A key-value cache whose rows grow at their own pace.
 
-    Row `r` has its tokens in the slots before `lengths[r]`; a forward writes its new entries, for all rows alike, from slot
-    `end` on, the longest row's length. Afterwards `keep` moves each row's accepted ones down to its own end. What lies
-    between a row's end and `end` is stale, and `TreeAttention` hides it.
+    Row `r` has its tokens in the slots before `lengths[r]`; a forward writes its new entries, for
+    all rows alike, from slot `end` on, the longest row's length. Afterwards `keep` moves each row's
+    accepted ones down to its own end. What lies between a row's end and `end` is stale, and
+    `TreeAttention` hides it.
 
     Args:
         cache: with plain layers only, dynamic or static, holding `length` entries per row.
@@ -143,7 +164,8 @@ class RaggedCache:
         return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
 
     def keep(self, paths: list[list[int]], written: int) -> None:
-        """Keep some of the last forward's entries; the rest is dropped, and nothing is computed again.
+        """Keep some of the last forward's entries; the rest is dropped, and nothing is computed
+        again.
 
         Args:
             paths: for each row, indices of its new entries in the order of its tokens.
@@ -156,7 +178,9 @@ class RaggedCache:
             for offset, entry in enumerate(entries)
             if begin + entry != length + offset
         ]
-        self.lengths = [length + len(entries) for length, entries in zip(self.lengths, paths, strict=True)]
+        self.lengths = [
+            length + len(entries) for length, entries in zip(self.lengths, paths, strict=True)
+        ]
         index = torch.tensor(moves, device="cpu").T if moves else None
         for layer in self.layers() if moves else ():
             index = index.to(layer.keys.device)  # sent once, where all layers stand on one device
@@ -176,14 +200,19 @@ class RaggedCache:
         self.shrink(end)
 
     def shrink(self, written: int) -> None:
-        """Let the cache end, which it did at slot `written`, where the longest row does: nothing after it is of use."""
+        """Let the cache end, which it did at slot `written`, where the longest row does: nothing
+        after it is of use.
+        """
         for layer in self.layers():
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
             else:
-                DynamicLayer.crop(layer, self.end - written)  # not what a recurrent layer has in addition
+                # not what a recurrent layer has in addition
+                DynamicLayer.crop(layer, self.end - written)
 
     def layers(self) -> Iterator[DynamicLayer | StaticLayer]:
         """Yield the layers that hold keys and values of their own."""
-        attention = (layer for layer in self.cache.layers if isinstance(layer, DynamicLayer | StaticLayer))
+        attention = (
+            layer for layer in self.cache.layers if isinstance(layer, DynamicLayer | StaticLayer)
+        )
         return (layer for layer in attention if layer.is_initialized)

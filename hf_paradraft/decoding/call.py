@@ -25,11 +25,15 @@ from .budget import Budget, RowLatency
 from .sequence import Ends, Sequence, by_step, padded
 from .verify import Verifier
 
-FAIR_TOKENS = 4.0  # that drafts are thought to have brought each text of a batch, before they brought any
+FAIR_TOKENS = (
+    4.0  # that drafts are thought to have brought each text of a batch, before they brought any
+)
 
 
 def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
-    """Make a budget that knows of no other call, and of no costs; arguments as for `hf_paradraft.admission.budget_of`."""
+    """Make a budget that knows of no other call, and of no costs; arguments as for
+    `hf_paradraft.admission.budget_of`.
+    """
     return Budget(RowLatency([1], [1.0]), *sizes[:3])
 
 
@@ -40,10 +44,12 @@ class Terms:
     Attributes:
         rule: of acceptance.
         copies: finds tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
-        in_step: takes the tokens of a batch step by step (`hf_paradraft.rules.in_step`); None: each text goes at its own pace.
+        in_step: takes the tokens of a batch step by step (`hf_paradraft.rules.in_step`); None: each
+            text goes at its own pace.
         budget_of: looks up what calls share of times and acceptance.
         generator: of the call's draws alone; None: torch's.
-        read: tokens that the cache holds of a call before, which the drafter has read too; 0: none are known to be.
+        read: tokens that the cache holds of a call before, which the drafter has read too; 0: none
+            are known to be.
     """
 
     rule: Rule = field(default_factory=Greedy)
@@ -67,9 +73,11 @@ class Call:
         terms: on which it is served.
         only_argmax: whether the most probable tokens alone decide.
         ends: when sequences end.
-        criteria: the caller's own, which may remember: asked about the whole batch, token after token, as plain decoding does.
+        criteria: the caller's own, which may remember: asked about the whole batch, token after
+            token, as plain decoding does.
         generation_config: of the call.
-        streamer: gets the tokens as they are accepted, or rounds (`RoundStreamer`); for one sequence.
+        streamer: gets the tokens as they are accepted, or rounds (`RoundStreamer`); for one
+            sequence.
         stats: what happened so far.
         drafts_first: whether the forward that reads the prompt may verify a draft.
         hands_back: whether the caller sees the cache again.
@@ -101,7 +109,8 @@ class Call:
     def __post_init__(self) -> None:
         self.judged, self.done = self.begin, [False] * len(self.sequences)
         for row, sequence in enumerate(self.sequences):
-            sequence.call, sequence.row, sequence.place, sequence.rule = self, row, row, self.rule.of_row(row)
+            sequence.call, sequence.row, sequence.place = self, row, row
+            sequence.rule = self.rule.of_row(row)
 
     @property
     def rule(self) -> Rule:
@@ -120,8 +129,11 @@ class Call:
         return all(sequence.finished for sequence in self.sequences)
 
     def stop(self) -> None:
-        """Ask the caller's criteria about the batch as it was after each token, as far as all sequences have got; one that they
-        stop goes back to where it was then."""
+        """Ask the caller's criteria about the batch as it was after each token.
+
+        They are asked as far as all sequences have got; one that they stop goes back to where it
+        was then.
+        """
         while self.criteria:
             open_ = [sequence.length for sequence in self.sequences if not sequence.finished]
             if self.judged >= min(open_ or [max(sequence.length for sequence in self.sequences)]):
@@ -131,9 +143,12 @@ class Call:
             count = self.judged - self.begin if self.ends.keep_scores else 0
             scores = by_step([sequence.scores for sequence in self.sequences], count)
             stops = self.criteria(ids, scores or None)
-            self.done = [before or stop for before, stop in zip(self.done, stops.tolist(), strict=True)]
+            self.done = [
+                before or stop for before, stop in zip(self.done, stops.tolist(), strict=True)
+            ]
             for sequence, done in zip(self.sequences, self.done, strict=True):
-                # Without a token that ends texts, plain decoding goes on with all of them until all are done.
+                # Without a token that ends texts, plain decoding goes on with all of them until all
+                # are done.
                 if (done if self.ends.pads else all(self.done)) and sequence.length >= self.judged:
                     sequence.end_at(self.judged, self.begin)
 
@@ -141,7 +156,11 @@ class Call:
         """Tell everyone what a round was."""
         for sequence in self.sequences:
             race, sequence.race = sequence.race, None
-            if race is not None and sequence.accepted is not None and race.length == sequence.accepted.begin:
+            if (
+                race is not None
+                and sequence.accepted is not None
+                and race.length == sequence.accepted.begin
+            ):
                 race.learn(sequence.emitted)
         self.stats.add(record, self.config.trace)
         if isinstance(self.streamer, RoundStreamer):
@@ -165,12 +184,18 @@ class Call:
 
     @property
     def share(self) -> float:
-        """The share of what drafts have brought that brings the end nearer, which is the slowest text's."""
-        gained = [s.length - self.begin - self.stats.num_rounds for s in self.sequences if not s.finished]
+        """The share of what drafts have brought that brings the end nearer, which is the slowest
+        text's.
+        """
+        gained = [
+            s.length - self.begin - self.stats.num_rounds for s in self.sequences if not s.finished
+        ]
         return (min(gained) + FAIR_TOKENS) / (fmean(gained) + FAIR_TOKENS) if gained else 1.0
 
     def break_off(self) -> None:
-        """Leave the cache of a batch in which something raised even, as in plain decoding, where it may be seen."""
+        """Leave the cache of a batch in which something raised even, as in plain decoding, where it
+        may be seen.
+        """
         if self.hands_back and len(self.sequences) > 1:
             lengths = self.verifier.cache.lengths
             end = min(*lengths, max(self.begin, self.judged - 1)) if self.criteria else min(lengths)
@@ -180,4 +205,6 @@ class Call:
         """Leave the cache as plain decoding does, where it will be seen."""
         if self.hands_back:
             longest = max(sequence.length for sequence in self.sequences)
-            self.verifier.finish(padded(self.sequences, self.buffer, longest, self.generation_config))
+            self.verifier.finish(
+                padded(self.sequences, self.buffer, longest, self.generation_config)
+            )

@@ -23,8 +23,14 @@ class Refused(ValueError):
     told = False
 
 
-ASKED = "_paradraft_asked"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
-ALONE = (StopStringCriteria, MaxTimeCriteria)  # criteria without a memory, which look at each sequence by itself
+ASKED = (
+    "_paradraft_asked"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+)
+# criteria without a memory, which look at each sequence by itself
+ALONE = (
+    StopStringCriteria,
+    MaxTimeCriteria,
+)
 STATES = "output_attentions", "output_hidden_states"
 
 
@@ -35,7 +41,8 @@ class Asked:
     Attributes:
         num_assistant_tokens: K, of this call; None: as the drafter says.
         callers_cache: whether the cache is the caller's own, who will see it again.
-        wants_states: whether the caller asks for attentions or hidden states, which a saved config may do for no caller.
+        wants_states: whether the caller asks for attentions or hidden states, which a saved config
+            may do for no caller.
     """
 
     num_assistant_tokens: int | None = None
@@ -47,19 +54,32 @@ MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features
 
 
 def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call brings images, sound or embeddings: an argument of such a name that holds something."""
-    return any(holds_something(value) and any(part in name for part in MORE_THAN_IDS) for name, value in model_kwargs.items())
+    """Tell whether a call brings images, sound or embeddings: an argument of such a name that holds
+    something.
+    """
+    return any(
+        holds_something(value) and any(part in name for part in MORE_THAN_IDS)
+        for name, value in model_kwargs.items()
+    )
 
 
 def holds_something(value: Any) -> bool:
-    """Tell whether an argument is there at all: some models are handed empty mappings for images that a call does not have."""
+    """Tell whether an argument is there at all: some models are handed empty mappings for images
+    that a call does not have.
+    """
     return value is not None and not (isinstance(value, Mapping) and not value)
 
 
 def check_lengths(
-    model: PreTrainedModel, begin: int, limit: int, unread: int, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
+    model: PreTrainedModel,
+    begin: int,
+    limit: int,
+    unread: int,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
 ) -> None:
-    """Refuse prompts whose parts do not fit together, and positions that change their meaning on the way.
+    """Refuse prompts whose parts do not fit together, and positions that change their meaning on
+    the way.
 
     Args:
         model: the target.
@@ -76,17 +96,21 @@ def check_lengths(
     described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]
     if described != begin or unread < 1:
         raise Refused(
-            "With a cache (past_key_values), pass the whole input_ids, the cached ones and at least one more: the drafter reads "
-            "them too."
+            "With a cache (past_key_values), pass the whole input_ids, the cached ones and at "
+            "least one more: the drafter reads them too."
         )
     if embeds is not None and embeds.shape[1] != begin:
-        raise Refused(f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter needs one id each.")
+        raise Refused(
+            f"inputs_embeds has {embeds.shape[1]} positions and input_ids {begin}: the drafter "
+            "needs one id each."
+        )
     if (switch := changes_its_scale(model)) is not None:
         dynamic = "dynamic" in _rope_types(model)
         if limit > switch and (dynamic or begin <= switch):
             raise Refused(
-                f"This target's rotary positions change their scale beyond {switch} tokens, and this call may reach {limit}: "
-                f"keep prompt and new tokens within {switch}, or generate without a drafter."
+                f"This target's rotary positions change their scale beyond {switch} tokens, and "
+                f"this call may reach {limit}: keep prompt and new tokens within {switch}, or "
+                "generate without a drafter."
             )
 
 
@@ -96,12 +120,18 @@ def _rope_types(model: PreTrainedModel) -> set[str]:
 
 
 def changes_its_scale(model: PreTrainedModel) -> int | None:
-    """Look up how many tokens a target reads before its rotary positions change their scale; None: they never do."""
+    """Look up how many tokens a target reads before its rotary positions change their scale; None:
+    they never do.
+    """
     if not _rope_types(model) & {"dynamic", "longrope"}:
         return None
     config = model.config.get_text_config()
     switch = config.rope_parameters.get("original_max_position_embeddings")
-    return switch or getattr(config, "original_max_position_embeddings", None) or config.max_position_embeddings
+    return (
+        switch
+        or getattr(config, "original_max_position_embeddings", None)
+        or config.max_position_embeddings
+    )
 
 
 def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
@@ -120,7 +150,8 @@ def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
         raise Refused("A row of the attention mask is all 0: leave prompts without a token out.")
     if not bool(attention_mask[:, -1].all()):
         raise Refused(
-            "The prompts are padded on the right (the attention mask ends in 0): set the tokenizer's padding_side to 'left'."
+            "The prompts are padded on the right (the attention mask ends in 0): set the "
+            "tokenizer's padding_side to 'left'."
         )
     return attention_mask.int().argmax(dim=1).tolist()
 

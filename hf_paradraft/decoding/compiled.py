@@ -1,4 +1,6 @@
-"""Compiled forwards, for static caches: shapes stay the same from round to round, so each is compiled once."""
+"""Compiled forwards, for static caches: shapes stay the same from round to round, so each is
+compiled once.
+"""
 
 from collections.abc import Callable
 from functools import cache, partial
@@ -11,15 +13,19 @@ from transformers import PreTrainedModel
 from ..protocol.drafter import FeatureKey
 from .features import Features
 
-SHAPES = 64  # of all models in a process that are compiled; PyTorch's own limit of 8 is soon reached
+SHAPES = (
+    64  # of all models in a process that are compiled; PyTorch's own limit of 8 is soon reached
+)
 
 
 def compiled_forward(model: PreTrainedModel, features: Features | None = None) -> Callable:
-    """Compile `model.forward`, with CUDA graphs on a GPU. Beyond `SHAPES` different shapes it runs uncompiled.
+    """Compile `model.forward`, with CUDA graphs on a GPU. Beyond `SHAPES` different shapes it runs
+    uncompiled.
 
     Args:
         model: any.
-        features: entered; what it collects is an output of the compiled forward, and copied, for the next one writes over it.
+        features: entered; what it collects is an output of the compiled forward, and copied, for
+            the next one writes over it.
     """
     device = model.device.type
     if features is None or not features.keys:
@@ -51,6 +57,8 @@ def _forward(model: PreTrainedModel, **inputs: Any) -> Any:
     return model.forward(**inputs)
 
 
-def _forward_with_features(model: PreTrainedModel, features: Features, **inputs: Any) -> tuple[Any, dict[FeatureKey, Tensor]]:
+def _forward_with_features(
+    model: PreTrainedModel, features: Features, **inputs: Any
+) -> tuple[Any, dict[FeatureKey, Tensor]]:
     outputs = model.forward(**inputs)
     return outputs, {key: features.rows[key] for key in features.keys}

@@ -1,4 +1,6 @@
-"""From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides this."""
+"""From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides
+this.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ import torch
 from transformers import LogitsProcessorList
 from transformers.utils import logging
 
-from ..protocol import Draft, Drafting, Guess, GuessedLogits, GuessedTokens, Prefix, SpeculationConfig
+from ..protocol import (
+    Draft,
+    Drafting,
+    Guess,
+    GuessedLogits,
+    GuessedTokens,
+    Prefix,
+    SpeculationConfig,
+)
 from ..protocol.config import MAX_TREE, TreeSize
 from .accept import Rule
 from .budget import Budget
@@ -46,7 +56,8 @@ class DraftBuilder:
         self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
         self.draws = rule.draws
         # The draws of the other rules would depend on the clock.
-        self.adaptive, self.may_rest = config.never_slower and rule.clocked, config.never_slower and rule.rests
+        self.adaptive = config.never_slower and rule.clocked
+        self.may_rest = config.never_slower and rule.rests
         self.copies = copies if rule.draws is None else None
         self.rules = [rule]  # of all calls that are drafted for
         self.asked = False  # whether the drafter was, for the last drafts
@@ -59,15 +70,17 @@ class DraftBuilder:
         branches: bool,
         spaces: list[int] | None = None,
     ) -> list[Draft]:
-        """Make a draft for each sequence: at most `room` deep, copies apart, without a token where there is no guess.
+        """Make a draft for each sequence: at most `room` deep, copies apart, without a token where
+        there is no guess.
 
         Args:
             drafting: guesses.
             prefixes: of the sequences.
             processors: of the sequences, the target's.
             branches: whether trees can be verified in this round.
-            spaces: how deep what is copied may be in a tree; default: as deep as guesses, after a text of which some may be
-                taken back, or for a drafter that has to be asked every time.
+            spaces: how deep what is copied may be in a tree; default: as deep as guesses, after a
+                text of which some may be taken back, or for a drafter that has to be asked every
+                time.
 
         Raises:
             ValueError: a guess that is none; the message says what is wrong with it.
@@ -75,9 +88,13 @@ class DraftBuilder:
         begun = perf_counter()
         size, copied, enough = self._size(branches), [], False
         if self.copies is not None:
-            copied = self.copies.find(prefixes, spaces, branches and self.config.tree_size is not None)
+            copied = self.copies.find(
+                prefixes, spaces, branches and self.config.tree_size is not None
+            )
             may_spare = self.adaptive and size == "auto" and spaces is not None
-            enough = may_spare and self.copies.are_enough(copied, prefixes, self.budget, self.config.num_draft_tokens)
+            enough = may_spare and self.copies.are_enough(
+                copied, prefixes, self.budget, self.config.num_draft_tokens
+            )
         self.asked = not enough
         drafts = [Draft.chain(prefix.ids[0, :0]) for prefix in prefixes]
         if self.asked:
@@ -85,7 +102,10 @@ class DraftBuilder:
             self._check(guesses, prefixes)
             drafts = self._drafts(drafts, guesses, prefixes, processors, branches, size, begun)
         if copied:
-            drafts = [self.copies.join_to(*given, size, self.budget) for given in zip(drafts, copied, strict=True)]
+            drafts = [
+                self.copies.join_to(*given, size, self.budget)
+                for given in zip(drafts, copied, strict=True)
+            ]
         return self._cut(drafts, size, None if self.asked else perf_counter() - begun)
 
     def _ask(self, question: Callable[..., Any], *args: Any) -> Any:
@@ -100,7 +120,10 @@ class DraftBuilder:
         if not branches:
             return None
         if self.config.tree_size == "auto" and self.draws is not None:
-            logger.warning_once("acceptance='rejection' has no trees that choose their size: drafting chains. Give a number.")
+            logger.warning_once(
+                "acceptance='rejection' has no trees that choose their size: drafting chains. Give "
+                "a number."
+            )
             return None
         return self.config.tree_size
 
@@ -112,17 +135,20 @@ class DraftBuilder:
         """Check the number, the types and the logits' shapes of the guesses."""
         if not isinstance(guesses, Sequence) or len(guesses) != len(prefixes):
             raise ValueError(
-                f"{self.author} was asked about {len(prefixes)} sequences, and has to give a list of as many guesses."
+                f"{self.author} was asked about {len(prefixes)} sequences, and has to give a list "
+                "of as many guesses."
             )
         for guess in guesses:
             if not isinstance(guess, Guess):
                 raise ValueError(
-                    f"{self.author} gave a {type(guess).__name__} as a guess; it has to be GuessedLogits or GuessedTokens, of "
-                    "which the engine makes the drafts (docs/add-a-drafter.md)."
+                    f"{self.author} gave a {type(guess).__name__} as a guess; it has to be "
+                    "GuessedLogits or GuessedTokens, of which the engine makes the drafts "
+                    "(docs/add-a-drafter.md)."
                 )
             if isinstance(guess, GuessedLogits) and guess.logits.ndim != 2:
                 raise ValueError(
-                    f"{self.author} gave logits of shape {tuple(guess.logits.shape)}: wanted (k, V') for one sequence."
+                    f"{self.author} gave logits of shape {tuple(guess.logits.shape)}: wanted (k, "
+                    "V') for one sequence."
                 )
 
     def _drafts(
@@ -137,11 +163,14 @@ class DraftBuilder:
     ) -> list[Draft]:
         """Make the drafts of a drafter's guesses, in the place of empty ones."""
         growing: dict[int, GrowingDraft] = {}
-        for index, (guess, prefix, processor) in enumerate(zip(guesses, prefixes, processors, strict=True)):
+        for index, (guess, prefix, processor) in enumerate(
+            zip(guesses, prefixes, processors, strict=True)
+        ):
             if prefix.room == 0:
                 continue
             if isinstance(guess, GuessedTokens):
-                if branches or guess.prompt_rows is None:  # the forward that reads the prompt takes no prompt rows
+                # the forward that reads the prompt takes no prompt rows
+                if branches or guess.prompt_rows is None:
                     drafts[index] = self._of_tokens(guess, prefix, size)
             elif not len(guess.logits):
                 continue
@@ -149,7 +178,9 @@ class DraftBuilder:
                 drafts[index] = self._independent(guess, prefix, processor, size)
             else:
                 nodes = MAX_TREE if size == "auto" else size
-                tree = growing[index] = GrowingDraft(guess, prefix, processor, nodes, self.vocab_size, self.draws)
+                tree = growing[index] = GrowingDraft(
+                    guess, prefix, processor, nodes, self.vocab_size, self.draws
+                )
                 if self._is_free(size):
                     tree.calibration, tree.least = self.budget.calibration, self.budget.least
         if growing:
@@ -160,7 +191,10 @@ class DraftBuilder:
             if not isinstance(guess, GuessedLogits) or not len(guess.logits) or not prefix.room:
                 continue
             if not len(draft):
-                logger.warning_once("The drafter's logits are not numbers: going on without drafts where they are not.")
+                logger.warning_once(
+                    "The drafter's logits are not numbers: going on without drafts where they are "
+                    "not."
+                )
             elif size is None and self.adaptive and guess.confidences is not None:
                 self._believe(draft, guess, prefix)
         return drafts
@@ -170,36 +204,56 @@ class DraftBuilder:
         sure = guess.confidences
         before = torch.cat([prefix.ids[0, -1:], draft.tokens[:-1]])
         chances = (sure(before) if callable(sure) else sure)[: len(draft)]
-        draft.acceptance = (numpy.array(chances) * self.budget.calibration[1 : 1 + len(chances)]).tolist()
+        draft.acceptance = (
+            numpy.array(chances) * self.budget.calibration[1 : 1 + len(chances)]
+        ).tolist()
 
-    def _independent(self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize) -> Draft:
+    def _independent(
+        self, guess: GuessedLogits, prefix: Prefix, processor: LogitsProcessorList, size: TreeSize
+    ) -> Draft:
         """Make a draft of guessed logits whose distances do not depend on each other."""
-        logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(prefix.ids.device)
+        logits = cut(guess.logits[: prefix.room], guess.vocabulary, self.vocab_size).to(
+            prefix.ids.device
+        )
         if self.draws is not None:
-            return self.draws.draft(prefix.ids, widen(logits, guess.vocabulary, self.vocab_size), size, processor)
+            return self.draws.draft(
+                prefix.ids, widen(logits, guess.vocabulary, self.vocab_size), size, processor
+            )
         if prefix.race is not None:
             logits = prefix.race(logits, None, guess.vocabulary)
         if isinstance(size, int):
             return best_first_tree(logits, size, None, guess.vocabulary)
         calibration = self.budget.calibration[1 : 1 + len(logits)]
         if size == "auto":
-            return best_first_tree(logits, MAX_TREE, calibration, guess.vocabulary, self.budget.least)
+            return best_first_tree(
+                logits, MAX_TREE, calibration, guess.vocabulary, self.budget.least
+            )
         return best_first_tree(logits, len(logits), calibration, guess.vocabulary, ranks=1)
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
         """Make a draft of guessed tokens; where no tree is wanted, of their most probable path."""
-        parents = Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
-        draft = Draft(guess.tokens.to(prefix.ids.device), parents, None, guess.acceptance, guess.prompt_rows)
+        parents = (
+            Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
+        )
+        draft = Draft(
+            guess.tokens.to(prefix.ids.device), parents, None, guess.acceptance, guess.prompt_rows
+        )
         self._check_tokens(draft, prefix, size)
         if draft.prompt_rows is not None:
             return draft
         if prefix.race is not None and draft.acceptance is not None:
-            draft.acceptance = prefix.race.chances(draft.token_ids, draft.acceptance, [depth - 1 for depth in draft.depths])
+            draft.acceptance = prefix.race.chances(
+                draft.token_ids, draft.acceptance, [depth - 1 for depth in draft.depths]
+            )
         if size is None:
             draft = part(draft, likely_path(draft))
         if self._is_free(size):
             depths = draft.depths
-            chances = numpy.array(draft.acceptance) if draft.acceptance else self.budget.acceptance[depths]
+            chances = (
+                numpy.array(draft.acceptance)
+                if draft.acceptance
+                else self.budget.acceptance[depths]
+            )
             draft.acceptance = (chances * self.budget.calibration[depths]).tolist()
         return draft
 
@@ -209,27 +263,49 @@ class DraftBuilder:
         Raises:
             ValueError: what is wrong with them.
         """
-        tokens, parents, acceptance, most = draft.tokens, draft.parents, draft.acceptance, self.config.max_nodes
-        if len(parents) != len(tokens) or (acceptance is not None and len(acceptance) != len(tokens)):
+        tokens, parents, acceptance = draft.tokens, draft.parents, draft.acceptance
+        most = self.config.max_nodes
+        if len(parents) != len(tokens) or (
+            acceptance is not None and len(acceptance) != len(tokens)
+        ):
             raise ValueError(
-                f"{self.author} guessed {len(tokens)} tokens with {len(parents)} parents: one each, and one acceptance, if any."
+                f"{self.author} guessed {len(tokens)} tokens with {len(parents)} parents: one "
+                "each, and one acceptance, if any."
             )
         if tokens.ndim != 1 or tokens.is_floating_point():
-            raise ValueError(f"{self.author} gave tokens of shape {tuple(tokens.shape)}, {tokens.dtype}: wanted ids (N,).")
-        if (wrong := next((node for node, parent in enumerate(parents) if not -1 <= parent < node), None)) is not None:
             raise ValueError(
-                f"{self.author} gave node {wrong} the parent {parents[wrong]}: parents come first, -1 is the last token."
+                f"{self.author} gave tokens of shape {tuple(tokens.shape)}, {tokens.dtype}: wanted "
+                "ids (N,)."
+            )
+        if (
+            wrong := next(
+                (node for node, parent in enumerate(parents) if not -1 <= parent < node), None
+            )
+        ) is not None:
+            raise ValueError(
+                f"{self.author} gave node {wrong} the parent {parents[wrong]}: parents come first, "
+                "-1 is the last token."
             )
         if any(not 0 <= token < self.vocab_size for token in draft.token_ids):
-            raise ValueError(f"{self.author} guessed ids outside of the target's vocabulary of {self.vocab_size}.")
+            raise ValueError(
+                f"{self.author} guessed ids outside of the target's vocabulary of "
+                f"{self.vocab_size}."
+            )
         if draft.depth > prefix.room:
-            raise ValueError(f"{self.author} guessed {draft.depth} tokens in a row, but there is room for {prefix.room}.")
+            raise ValueError(
+                f"{self.author} guessed {draft.depth} tokens in a row, but there is room for "
+                f"{prefix.room}."
+            )
         if size is not None and len(tokens) > most:
-            raise ValueError(f"{self.author} guessed {len(tokens)} tokens, but at most {most} are allowed.")
+            raise ValueError(
+                f"{self.author} guessed {len(tokens)} tokens, but at most {most} are allowed."
+            )
 
     def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:
         """Cut drafts to as many nodes as are worth their time, where their size is free."""
         if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
-        count = self.budget.size([draft.path_probability for draft in drafts if len(draft)], draft_seconds)
+        count = self.budget.size(
+            [draft.path_probability for draft in drafts if len(draft)], draft_seconds
+        )
         return [part(draft, range(len(draft))[:count]) for draft in drafts]

@@ -1,7 +1,9 @@
-"""The target's hidden states that a drafter reads: just those it asks for, just of what was accepted.
+"""The target's hidden states that a drafter reads: just those it asks for, just of what was
+accepted.
 
-Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what each layer gives, raw (so `L-1`
-is the state before the final norm), `"normed"` what the head reads, `KeyValues(i)` what layer `i` has put into the cache.
+Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what
+each layer gives, raw (so `L-1` is the state before the final norm), `"normed"` what the head reads,
+`KeyValues(i)` what layer `i` has put into the cache.
 """
 
 import threading
@@ -25,7 +27,10 @@ def decoder_of(model: PreTrainedModel) -> nn.Module:
     """
     decoder = model.get_decoder()
     if decoder is None or decoder is model:
-        raise ValueError(f"{type(model).__name__} has no decoder apart from its head: its hidden states cannot be read.")
+        raise ValueError(
+            f"{type(model).__name__} has no decoder apart from its head: its hidden states cannot "
+            "be read."
+        )
     return decoder
 
 
@@ -36,9 +41,16 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
         ValueError: they are not a list in its decoder.
     """
     count = model.config.get_text_config().num_hidden_layers
-    lists = [part for part in decoder_of(model).children() if isinstance(part, nn.ModuleList) and len(part) == count]
+    lists = [
+        part
+        for part in decoder_of(model).children()
+        if isinstance(part, nn.ModuleList) and len(part) == count
+    ]
     if len(lists) != 1:
-        raise ValueError(f"{type(model).__name__} has no single list of its {count} layers: their outputs cannot be read.")
+        raise ValueError(
+            f"{type(model).__name__} has no single list of its {count} layers: their outputs "
+            "cannot be read."
+        )
     return lists[0]
 
 
@@ -48,17 +60,19 @@ def given(kwargs: dict[str, Any]) -> Tensor:
 
 
 class Features:
-    """A collector of hidden states in one call's forwards, while it is entered; nothing is hooked if nothing is asked for.
+    """A collector of hidden states in one call's forwards, while it is entered; nothing is hooked
+    if nothing is asked for.
 
-    Several calls may share a target, each in a thread of its own: forwards of other threads than the one that entered are left
-    alone.
+    Several calls may share a target, each in a thread of its own: forwards of other threads than
+    the one that entered are left alone.
 
     Args:
         model: the target.
         keys: what to collect.
 
     Raises:
-        ValueError: a layer that the target does not have, or a target whose layers are not to be found.
+        ValueError: a layer that the target does not have, or a target whose layers are not to be
+            found.
     """
 
     def __init__(self, model: PreTrainedModel, keys: Sequence[FeatureKey]):
@@ -70,12 +84,18 @@ class Features:
         if not self.keys:
             return
         self.layers = layers_of(model)
-        numbers = [key.layer if isinstance(key, KeyValues) else key for key in self.keys if key != "normed"]
-        wrong = [number for number in numbers if not (type(number) is int and -1 <= number < len(self.layers))]
+        numbers = [
+            key.layer if isinstance(key, KeyValues) else key for key in self.keys if key != "normed"
+        ]
+        wrong = [
+            number
+            for number in numbers
+            if not (type(number) is int and -1 <= number < len(self.layers))
+        ]
         if wrong:
             raise ValueError(
-                f"The drafter reads {', '.join(map(repr, wrong))} of {type(model).__name__}, which has layers 0 … "
-                f"{len(self.layers) - 1}: it was made for another target."
+                f"The drafter reads {', '.join(map(repr, wrong))} of {type(model).__name__}, which "
+                f"has layers 0 … {len(self.layers) - 1}: it was made for another target."
             )
 
     def start(self) -> None:
@@ -83,7 +103,9 @@ class Features:
         self.thread = threading.get_ident()
         for key in self.keys:
             if isinstance(key, KeyValues):
-                handle = decoder_of(self.model).register_forward_hook(self._cached(key), with_kwargs=True)
+                handle = decoder_of(self.model).register_forward_hook(
+                    self._cached(key), with_kwargs=True
+                )
             elif key == -1:
                 handle = self.layers[0].register_forward_pre_hook(self._embedded, with_kwargs=True)
             else:
@@ -106,7 +128,9 @@ class Features:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether a forward is this call's. A compiled one is traced without the question, which would break its graph."""
+        """Whether a forward is this call's. A compiled one is traced without the question, which
+        would break its graph.
+        """
         return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
 
     def _embedded(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
@@ -126,18 +150,30 @@ class Features:
             if not self._is_ours or cache is None:  # guidance runs the target without one
                 return
             layer, count = cache.layers[key.layer], (args[0] if args else given(kwargs)).shape[1]
-            end = int(layer.cumulative_length) if isinstance(layer, StaticLayer) else layer.keys.shape[2]
+            end = (
+                int(layer.cumulative_length)
+                if isinstance(layer, StaticLayer)
+                else layer.keys.shape[2]
+            )
             new = slice(max(0, end - count), end)
-            both = [states[:, :, new].transpose(1, 2).flatten(2) for states in (layer.keys, layer.values)]
+            both = [
+                states[:, :, new].transpose(1, 2).flatten(2)
+                for states in (layer.keys, layer.values)
+            ]
             rows = torch.cat(both, dim=-1)
-            self.rows[key] = pad(rows, (0, 0, count - rows.shape[1], 0))  # a window keeps no more than it shows
+            # a window keeps no more than it shows
+            self.rows[key] = pad(rows, (0, 0, count - rows.shape[1], 0))
 
         return hook
 
     def collect(self) -> None:
-        """Take what the last forward brought: a logits processor may run the target for its own ends before it is read."""
+        """Take what the last forward brought: a logits processor may run the target for its own
+        ends before it is read.
+        """
         self.verified, self.rows = self.rows, {}
 
     def of_sequence(self, row: int, rows: list[int]) -> dict[FeatureKey, Tensor]:
-        """Select one sequence's states at these rows of the collected forward, `(f, hidden)` each."""
+        """Select one sequence's states at these rows of the collected forward, `(f, hidden)`
+        each.
+        """
         return {key: states[row, rows] for key, states in self.verified.items()}

@@ -1,4 +1,6 @@
-"""The sequences of one drafter with one configuration: they are drafted for together, whichever calls they belong to."""
+"""The sequences of one drafter with one configuration: they are drafted for together, whichever
+calls they belong to.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from .features import Features
 from .sequence import Sequence
 from .verify import Verifier
 
-PIECE = 8192  # tokens of a prompt that are read at once for a drafter that reads features, unless the caller says otherwise
+# tokens of a prompt that are read at once for a drafter that reads features, unless the caller says
+# otherwise
+PIECE = 8192
 
 
 class Group:
@@ -45,7 +49,8 @@ class Group:
         budget_for: Callable[[int], Budget],
     ):
         self.calls, self.sequences = [call], list(call.sequences)
-        self.drafting, self.builder, self.features, self.budget_for = drafting, builder, features, budget_for
+        self.drafting, self.builder, self.features = drafting, builder, features
+        self.budget_for = budget_for
 
     @property
     def budget(self) -> Budget:
@@ -54,18 +59,29 @@ class Group:
 
     def may_draft(self, verifier: Verifier) -> bool:
         """Tell whether the next round can verify a draft. Features come with the first forward."""
-        return verifier.may_draft and all(call.drafts_first and not self.features.keys for call in self.calls if call.first)
+        return verifier.may_draft and all(
+            call.drafts_first and not self.features.keys for call in self.calls if call.first
+        )
 
     def draft(self, verifier: Verifier) -> None:
-        """Give each sequence a draft; an empty one where none has room, or the round is a plain one."""
+        """Give each sequence a draft; an empty one where none has room, or the round is a plain
+        one.
+        """
         first = any(call.first for call in self.calls)
         rests = self.builder.may_rest and not first and self.budget.rest()
-        depth = self.builder.config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
+        depth = (
+            self.builder.config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
+        )
         prefixes = [sequence.prefix(depth) for sequence in self.sequences]
         drafts, self.builder.asked = [self.nothing] * len(prefixes), False
         if any(prefix.room for prefix in prefixes):
-            # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every time.
-            spaces = None if self.builder.config.compile else [sequence.space for sequence in self.sequences]
+            # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every
+            # time.
+            spaces = (
+                None
+                if self.builder.config.compile
+                else [sequence.space for sequence in self.sequences]
+            )
             drafts = self.shape(prefixes, verifier.branches and not first, spaces)
         deepest = max(draft.depth for draft in drafts)
         for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
@@ -80,14 +96,20 @@ class Group:
 
     def _padding(self, sequence: Sequence, count: int) -> Draft:
         """Make the draft of a sequence that has ended, and goes on next to others."""
-        return Draft.chain(sequence.ids.new_full((count,), pad_token_of(sequence.call.generation_config)))
+        return Draft.chain(
+            sequence.ids.new_full((count,), pad_token_of(sequence.call.generation_config))
+        )
 
-    def shape(self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None) -> list[Draft]:
+    def shape(
+        self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None
+    ) -> list[Draft]:
         """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
         for index, (sequence, prefix) in enumerate(zip(self.sequences, prefixes, strict=True)):
             length = prefix.ids.shape[1] + sequence.padding
-            sequence.race = sequence.call.rule.race(sequence.row, length, processors[index], self.budget)
+            sequence.race = sequence.call.rule.race(
+                sequence.row, length, processors[index], self.budget
+            )
             prefixes[index] = replace(prefix, race=sequence.race)
         self.builder.rules = [call.rule for call in self.calls]
         return self.builder(self.drafting, prefixes, processors, branches, spaces)
@@ -113,22 +135,43 @@ class Group:
         prompts = None
         if draft.prompt_rows is not None:
             end = accepted.path[-1] if accepted.path else -1
-            below = [1 + len(draft) + index for index, node in enumerate(draft.prompt_rows.nodes) if node == end]
+            below = [
+                1 + len(draft) + index
+                for index, node in enumerate(draft.prompt_rows.nodes)
+                if node == end
+            ]
             prompts = logits[below].float() if below else None
-        read = [*range(prefix_rows), *(prefix_rows + node for node in accepted.path[: accepted.num_read])]
+        read = [
+            *range(prefix_rows),
+            *(prefix_rows + node for node in accepted.path[: accepted.num_read]),
+        ]
         return self._show(sequence, tokens, accepted.begin - prefix_rows, read, prompts)
 
     def _show(
-        self, sequence: Sequence, tokens: LongTensor, begin: int, read: list[int], prompts: Tensor | None = None
+        self,
+        sequence: Sequence,
+        tokens: LongTensor,
+        begin: int,
+        read: list[int],
+        prompts: Tensor | None = None,
     ) -> Observation:
-        """Make a sequence's observation of a forward whose first row stood at `begin`: these rows, but none twice."""
+        """Make a sequence's observation of a forward whose first row stood at `begin`: these rows,
+        but none twice.
+        """
         begin -= sequence.padding
         skipped = max(0, sequence.observed - begin)  # padding, and what was read again
         sequence.observed = max(sequence.observed, begin + len(read))
-        return Observation(tokens, begin + skipped, self.features.of_sequence(sequence.place, read[skipped:]), prompts)
+        return Observation(
+            tokens,
+            begin + skipped,
+            self.features.of_sequence(sequence.place, read[skipped:]),
+            prompts,
+        )
 
     def read_piece(self, verifier: Verifier, buffer: LongTensor, config: GenerationConfig) -> bool:
-        """Read a piece of a call's prompt, where that is wanted, and show it to the drafter; False if the last is left."""
+        """Read a piece of a call's prompt, where that is wanted, and show it to the drafter; False
+        if the last is left.
+        """
         piece = config.prefill_chunk_size
         if piece is None and self.features.keys and not changes_its_scale(verifier.model):
             piece = PIECE
@@ -137,7 +180,9 @@ class Group:
         verifier.read(buffer, piece)
         self.features.collect()
         begin, read = verifier.begin - verifier.unread - piece, list(range(piece))
-        self.drafting.observe([self._show(sequence, sequence.ids[0, :0], begin, read) for sequence in self.sequences])
+        self.drafting.observe(
+            [self._show(sequence, sequence.ids[0, :0], begin, read) for sequence in self.sequences]
+        )
         return True
 
     def record(self, record: Round) -> None:

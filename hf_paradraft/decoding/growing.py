@@ -1,4 +1,5 @@
-"""Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark, 3.2) or the drafter.
+"""Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark,
+3.2) or the drafter.
 
 What is not among the N most probable paths that are known will never be, for more is only added.
 """
@@ -25,18 +26,20 @@ ROOT = 0
 class GrowingTree:
     """The best tree over distributions that become known node by node.
 
-    Once every node of it that may have children has been read, no other tree of N nodes promises more. A node stands at a rank
-    among its parent's children. Where tokens are drawn, its promise comes from its parent's distribution and its rank, never from
-    its own token; and it can only be driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by
-    what stands below those, or by what was drawn apart from it. So the draws are what recursive rejection takes them for.
+    Once every node of it that may have children has been read, no other tree of N nodes promises
+    more. A node stands at a rank among its parent's children. Where tokens are drawn, its promise
+    comes from its parent's distribution and its rank, never from its own token; and it can only be
+    driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by what
+    stands below those, or by what was drawn apart from it. So the draws are what recursive
+    rejection takes them for.
 
     Args:
         num_nodes: N, at most.
         depth: levels, at most.
 
     Attributes:
-        parents, tokens, depths, scores: of the root and every node that was ever in the tree, in the order in which it came in; a
-            score is the log-chance of the whole path.
+        parents, tokens, depths, scores: of the root and every node that was ever in the tree, in
+            the order in which it came in; a score is the log-chance of the whole path.
         chosen: the tree, most probable first, so parents before children.
     """
 
@@ -51,7 +54,8 @@ class GrowingTree:
 
         Args:
             nodes: of the tree, or the root.
-            scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank; -inf where there is none.
+            scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank;
+                -inf where there is none.
             tokens: int64 `(n, r)`.
         """
         self.read.update(nodes)
@@ -60,7 +64,8 @@ class GrowingTree:
         full = len(self.chosen) >= self.num_nodes
         # What is not a number is not larger than anything: logits that are none guess nothing.
         offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
-        # Sorted so that what is equal stays in its order: parents before children, and siblings by rank.
+        # Sorted so that what is equal stays in its order: parents before children, and siblings by
+        # rank.
         merged = numpy.concatenate([[self.scores[node] for node in self.chosen], paths[offered]])
         best = numpy.argsort(-merged, kind="stable")[: self.num_nodes].tolist()
         before, count = self.chosen, len(self.chosen)
@@ -77,8 +82,12 @@ class GrowingTree:
             self.scores.append(float(paths[entry]))
 
     def unread(self) -> list[int]:
-        """List the nodes of the tree that may have children and were not read, most probable first."""
-        return [node for node in self.chosen if node not in self.read and self.depths[node] < self.depth]
+        """List the nodes of the tree that may have children and were not read, most probable
+        first.
+        """
+        return [
+            node for node in self.chosen if node not in self.read and self.depths[node] < self.depth
+        ]
 
     def expected_tokens(self, nodes: list[int]) -> float:
         """Compute how many tokens of `nodes` are accepted on average."""
@@ -86,7 +95,9 @@ class GrowingTree:
 
     def acceptance(self) -> list[float]:
         """List the chances of the chosen nodes given their parents."""
-        return numpy.exp([self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]).tolist()
+        return numpy.exp(
+            [self.scores[node] - self.scores[self.parents[node]] for node in self.chosen]
+        ).tolist()
 
     def path(self, node: int) -> list[int]:
         """List the tokens from below the root down to `node`."""
@@ -98,7 +109,9 @@ class GrowingTree:
 
 
 def width_on(device: torch.device) -> int:
-    """Return how many nodes of a sequence one forward of the drafter reads at most: on a CPU each further row takes its time."""
+    """Return how many nodes of a sequence one forward of the drafter reads at most: on a CPU each
+    further row takes its time.
+    """
     return 2 if device.type == "cpu" else 8
 
 
@@ -132,11 +145,13 @@ class GrowingDraft(GrowingTree):
     ):
         depth = prefix.room if guess.extend is not None else min(prefix.room, len(guess.logits))
         super().__init__(size or depth, depth)
-        self.guess, self.prefix, self.processor, self.vocab_size, self.draws = guess, prefix, processor, vocab_size, draws
+        self.guess, self.prefix, self.processor = guess, prefix, processor
+        self.vocab_size, self.draws = vocab_size, draws
         self.ranks = size or 1
         self.q: dict[int, Tensor] = {}  # what a node's children were drawn from, float32 (V,)
         self.states: dict[int, Any] = {-1: None}  # the bias's; None after nothing
-        self.indices: dict[int, int] = {ROOT: -1}  # of nodes that the drafter has read, in its order
+        # of nodes that the drafter has read, in its order
+        self.indices: dict[int, int] = {ROOT: -1}
 
     @property
     def promised(self) -> float:
@@ -144,20 +159,26 @@ class GrowingDraft(GrowingTree):
         return 1 + self.expected_tokens(self.chosen)
 
     def wanted(self) -> list[int]:
-        """List the nodes to read next: all for a head, as many as one forward reads for a drafter."""
+        """List the nodes to read next: all for a head, as many as one forward reads for a
+        drafter.
+        """
         least = log(self.least) if self.least > 0 else -inf
         worth = [node for node in self.unread() if self.scores[node] >= least]
         return worth if self.guess.extend is None else worth[: width_on(self.guess.logits.device)]
 
     def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
-        """Record that the drafter reads `nodes` next, and return their tokens and parents as its `extend` takes them."""
+        """Record that the drafter reads `nodes` next, and return their tokens and parents as its
+        `extend` takes them.
+        """
         for node in nodes:
             self.indices[node] = len(self.indices) - 1
         tokens = torch.tensor([self.tokens[node] for node in nodes], dtype=torch.long, device="cpu")
         return tokens, [self.indices[self.parents[node]] for node in nodes]
 
     def look(self, nodes: list[int]) -> None:
-        """Add the children of nodes or of the root, from the guessed logits and the bias of a head that reads their tokens."""
+        """Add the children of nodes or of the root, from the guessed logits and the bias of a head
+        that reads their tokens.
+        """
         if not nodes:
             return
         if self.guess.bias is None:
@@ -165,8 +186,14 @@ class GrowingDraft(GrowingTree):
             return
         ids, logits = self.prefix.ids, self.guess.logits
         depths = torch.tensor([self.depths[node] for node in nodes], device=ids.device)
-        tokens = ids[0, -1:] if nodes == [ROOT] else ids.new_tensor([self.tokens[node] for node in nodes])
-        bias, states = self.guess.bias(depths, tokens, [self.states[self.parents[node]] for node in nodes])
+        tokens = (
+            ids[0, -1:]
+            if nodes == [ROOT]
+            else ids.new_tensor([self.tokens[node] for node in nodes])
+        )
+        bias, states = self.guess.bias(
+            depths, tokens, [self.states[self.parents[node]] for node in nodes]
+        )
         self.states |= dict(zip(nodes, states, strict=True))
         self.learn(nodes, logits[depths.to(logits.device)] + bias.to(logits))
 
@@ -174,7 +201,9 @@ class GrowingDraft(GrowingTree):
         """Take the drafter's logits `(n, V')` after `nodes` as their children."""
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
         if self.prefix.race is not None:
-            logits = self.prefix.race(logits, [self.path(node) for node in nodes], self.guess.vocabulary)
+            logits = self.prefix.race(
+                logits, [self.path(node) for node in nodes], self.guess.vocabulary
+            )
         if self.draws is not None:
             self._draw(nodes, logits)
             return
@@ -193,7 +222,9 @@ class GrowingDraft(GrowingTree):
         for index, (node, row) in enumerate(zip(nodes, logits.split(1), strict=True)):
             if not bool(row.amax().isfinite()):
                 continue
-            text = torch.cat([self.prefix.ids, self.prefix.ids.new_tensor([self.path(node)])], dim=1)
+            text = torch.cat(
+                [self.prefix.ids, self.prefix.ids.new_tensor([self.path(node)])], dim=1
+            )
             wide = widen(row, self.guess.vocabulary, self.vocab_size)
             self.q[node], chances, drawn = self.draws.children(text, wide, count, self.processor)
             scores[index, : len(chances)], tokens[index, : len(chances)] = chances, drawn
@@ -205,15 +236,27 @@ class GrowingDraft(GrowingTree):
         tokens = [self.tokens[node] for node in self.chosen]
         parents = [self.parents[node] for node in self.chosen]
         q = torch.stack([self.q[parent] for parent in parents]) if self.q and parents else None
-        return Draft.of_ids(tokens, self.prefix.ids.device, [index[parent] for parent in parents], q, self.acceptance())
+        return Draft.of_ids(
+            tokens,
+            self.prefix.ids.device,
+            [index[parent] for parent in parents],
+            q,
+            self.acceptance(),
+        )
 
 
 def grow(
-    drafts: dict[int, GrowingDraft], count: int, budget: Budget, adaptive: bool, begun: float, ask: Callable[..., Any]
+    drafts: dict[int, GrowingDraft],
+    count: int,
+    budget: Budget,
+    adaptive: bool,
+    begun: float,
+    ask: Callable[..., Any],
 ) -> None:
     """Let drafts grow, as long as another level is worth its time.
 
-    Where tokens are drawn nothing is decided by what a path promises: a tree that stopped for that would depend on its draws.
+    Where tokens are drawn nothing is decided by what a path promises: a tree that stopped for that
+    would depend on its draws.
 
     Args:
         drafts: by sequence.
@@ -226,13 +269,17 @@ def grow(
     for draft in drafts.values():
         draft.look([ROOT])
     levels = max((draft.prefix.room - 1 for draft in drafts.values()), default=0)
-    extend = next((draft.guess.extend for draft in drafts.values() if draft.guess.extend is not None), None)
+    extend = next(
+        (draft.guess.extend for draft in drafts.values() if draft.guess.extend is not None), None
+    )
     promised = fmean(draft.promised for draft in drafts.values())
     verifying = float(budget.cost(1 + budget.size_before))
     for _ in range(levels):
         clock = perf_counter()
         wanted = {sequence: draft.wanted() for sequence, draft in drafts.items()}
-        reached = fmean(draft.expected_tokens(wanted[sequence]) for sequence, draft in drafts.items())
+        reached = fmean(
+            draft.expected_tokens(wanted[sequence]) for sequence, draft in drafts.items()
+        )
         if not reached:
             return
         hoped, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying

@@ -1,4 +1,6 @@
-"""Sequences join a batch and leave it between two rounds (Orca, 2022, section 3.1); a call by itself needs nothing of this."""
+"""Sequences join a batch and leave it between two rounds (Orca, 2022, section 3.1); a call by
+itself needs nothing of this.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def join(batch: Batch, other: Batch) -> None:
     """Let another batch's sequences, which have read their prompts, stand after a batch's own.
 
     Raises:
-        ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is not read yet).
+        ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is
+            not read yet).
     """
     _join_verifiers(batch.verifier, other.verifier)
     batch.calls += other.calls
@@ -38,7 +41,9 @@ def join(batch: Batch, other: Batch) -> None:
 
 
 def leave(batch: Batch) -> list[Call]:
-    """Let sequences that have ended go, with what the cache holds of them; returns the calls that are over."""
+    """Let sequences that have ended go, with what the cache holds of them; returns the calls that
+    are over.
+    """
     going_on = [row for row, sequence in enumerate(batch.sequences) if not sequence.finished]
     if going_on and len(going_on) < len(batch.sequences):
         verifier = batch.verifier
@@ -63,7 +68,9 @@ def leave(batch: Batch) -> list[Call]:
 
 
 def _count(batch: Batch, learns: bool = True) -> None:
-    """Tell each sequence its place, and use the budgets learned for this batch size, rounded up to a power of two."""
+    """Tell each sequence its place, and use the budgets learned for this batch size, rounded up to
+    a power of two.
+    """
     for place, sequence in enumerate(batch.sequences):
         sequence.place = place
     for group in batch.groups if learns else ():
@@ -76,13 +83,26 @@ def _count(batch: Batch, learns: bool = True) -> None:
 def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
     for one in (verifier, other):
         if not one.branches:
-            raise ValueError(f"{type(one.model).__name__} is served one call at a time, as it is loaded here.")
-        given = {name for name, value in one.model_kwargs.items() if holds_something(value)}
-        more = given - {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
-        if one.reads_prompt or one.row_counts is not None or one.cache.num_slots is not None or more:
             raise ValueError(
-                "Sequences join others after their prompts, in dynamic caches, and with nothing but ids: this call has to be "
-                "served by itself."
+                f"{type(one.model).__name__} is served one call at a time, as it is loaded here."
+            )
+        given = {name for name, value in one.model_kwargs.items() if holds_something(value)}
+        more = given - {
+            *CACHE_NAMES,
+            "attention_mask",
+            "position_ids",
+            "use_cache",
+            "logits_to_keep",
+        }
+        if (
+            one.reads_prompt
+            or one.row_counts is not None
+            or one.cache.num_slots is not None
+            or more
+        ):
+            raise ValueError(
+                "Sequences join others after their prompts, in dynamic caches, and with nothing "
+                "but ids: this call has to be served by itself."
             )
     join_caches(verifier.cache, other.cache)
     join_masks(verifier.attention, other.attention)
@@ -94,7 +114,9 @@ def _join_groups(group: Group, other: Group) -> bool:
     if joined:
         other.features.stop()
         if group.builder.copies is not None:
-            group.builder.copies.join(other.builder.copies, len(group.sequences), len(other.sequences))
+            group.builder.copies.join(
+                other.builder.copies, len(group.sequences), len(other.sequences)
+            )
         group.calls += other.calls
         group.sequences += other.sequences
     return joined
@@ -133,7 +155,9 @@ def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
     """Let a layer that has read nothing have rows of no keys, as another one's are."""
     if not layer.is_initialized and other.is_initialized:
         layer.lazy_initialization(other.keys, other.values)
-        layer.keys, layer.values = (states[:1, :, :0].repeat(num_rows, 1, 1, 1) for states in (other.keys, other.values))
+        layer.keys, layer.values = (
+            states[:1, :, :0].repeat(num_rows, 1, 1, 1) for states in (other.keys, other.values)
+        )
 
 
 def select_cache(cache: RaggedCache, rows: list[int]) -> None:
@@ -152,14 +176,20 @@ def row_of(cache: RaggedCache, row: int, length: int) -> RaggedCache:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
             alone.layers[index] = plain = DynamicLayer()
             plain.lazy_initialization(layer.keys, layer.values)
-            plain.keys, plain.values = (states[row : row + 1, :, :length].clone() for states in (layer.keys, layer.values))
+            plain.keys, plain.values = (
+                states[row : row + 1, :, :length].clone() for states in (layer.keys, layer.values)
+            )
     return RaggedCache(alone, 1, length)
 
 
 def bytes_of(cache: Cache) -> int:
     """Count the bytes of a cache's tensors."""
     values = [value for layer in cache.layers for value in vars(layer).values()]
-    tensors = [tensor for value in values for tensor in (value.values() if isinstance(value, dict) else [value])]
+    tensors = [
+        tensor
+        for value in values
+        for tensor in (value.values() if isinstance(value, dict) else [value])
+    ]
     return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
@@ -174,13 +204,17 @@ def join_masks(attention: TreeAttention, other: TreeAttention) -> None:
     """Serve another one's rows too, after these."""
     masks = attention.prompt_mask, other.prompt_mask
     width = max(mask.shape[1] for mask in masks)
-    attention.prompt_mask = torch.cat([pad(mask, (0, width - mask.shape[1]), value=True) for mask in masks])
+    attention.prompt_mask = torch.cat(
+        [pad(mask, (0, width - mask.shape[1]), value=True) for mask in masks]
+    )
     attention.offsets = torch.cat([attention.offsets, other.offsets])
     attention.look()
 
 
 def select_masks(attention: TreeAttention, rows: list[int]) -> int:
-    """Go on with some of the rows, in this order; returns how many columns on the left were padding for all of them."""
+    """Go on with some of the rows, in this order; returns how many columns on the left were padding
+    for all of them.
+    """
     seen = attention.prompt_mask[rows]
     count = int((seen.any(0).cumsum(0) == 0).sum())
     attention.prompt_mask, attention.offsets = seen[:, count:], attention.offsets[rows] + count

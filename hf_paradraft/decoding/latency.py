@@ -1,4 +1,6 @@
-"""How long the target's forward takes here, by its number of new rows: measured once, remembered on disk."""
+"""How long the target's forward takes here, by its number of new rows: measured once, remembered on
+disk.
+"""
 
 import hashlib
 import json
@@ -29,30 +31,46 @@ FOLDER = Path(HF_HOME) / "paradraft" / "latency"
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Choose the file of a model's latencies, named by all that they depend on: parts, shape, dtype, attention, device, threads.
+    """Choose the file of a model's latencies, named by all that they depend on: parts, shape,
+    dtype, attention, device, threads.
 
-    Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded ones, and packed products.
+    Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded
+    ones, and packed products.
     """
     config = model.config.get_text_config()
-    shape = {name: value for name, value in config.to_dict().items() if isinstance(value, int) and not name.endswith("_id")}
+    shape = {
+        name: value
+        for name, value in config.to_dict().items()
+        if isinstance(value, int) and not name.endswith("_id")
+    }
     key = [
         type(model).__name__,
         shape,
         str(model.dtype),
         attention_of(model),
         str(getattr(model.config, "quantization_config", None)),
-        sorted({type(part).__name__ for module in model.modules() for part in (module, *map(vars(module).get, OVER))}),
+        sorted(
+            {
+                type(part).__name__
+                for module in model.modules()
+                for part in (module, *map(vars(module).get, OVER))
+            }
+        ),
         device_name(input_device(model)),
         torch.__version__,
         BUDGET_SECONDS,
     ]
-    return FOLDER / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
+    return (
+        FOLDER / f"{hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:24]}.json"
+    )
 
 
 @torch.no_grad()
 @without_cudnn_attention()
 def measure(model: PreTrainedModel) -> RowLatency:
-    """Measure the seconds of forwards over a short context, small and large ones in turn, for at most some three seconds."""
+    """Measure the seconds of forwards over a short context, small and large ones in turn, for at
+    most some three seconds.
+    """
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     cache = empty_cache(model)
@@ -60,9 +78,16 @@ def measure(model: PreTrainedModel) -> RowLatency:
     if forgets and attention_windows(model) is not None:
         cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
     given = with_cache(model, cache)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT + ROWS[-1]
+    positions = (
+        getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        or CONTEXT + ROWS[-1]
+    )
     sizes = [rows for rows in ROWS if rows <= positions // 2]
-    slope = {1, max((rows for rows in sizes if rows <= SLOPE), default=1)}  # measured in any case, or more rows would seem free
+    # measured in any case, or more rows would seem free
+    slope = {
+        1,
+        max((rows for rows in sizes if rows <= SLOPE), default=1),
+    }
     ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=device)
     model(ids, use_cache=True, **given)
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
@@ -79,15 +104,28 @@ def measure(model: PreTrainedModel) -> RowLatency:
             times[rows].append(perf_counter() - clock)
             if forgets:
                 cache.crop(-rows)
-    # A model whose first forwards fill the budget is known at few sizes; more rows never take less time.
+    # A model whose first forwards fill the budget is known at few sizes; more rows never take less
+    # time.
     timed = [rows for rows in sizes if times[rows]]
-    return RowLatency(timed, numpy.maximum.accumulate([min(times[rows]) for rows in timed]).tolist())
+    return RowLatency(
+        timed, numpy.maximum.accumulate([min(times[rows]) for rows in timed]).tolist()
+    )
 
 
 def row_latency(model: PreTrainedModel) -> RowLatency:
-    """Look up the latencies of `model` on this machine: from disk, or measured now and written there, where that is possible."""
-    parts = [len(vars(part).keys() & OVER) for part in model.modules()]  # adapters and wrappers come and go
-    key = model.dtype, model.device, len(parts), sum(parts), torch.get_num_threads(), attention_of(model)
+    """Look up the latencies of `model` on this machine: from disk, or measured now and written
+    there, where that is possible.
+    """
+    # adapters and wrappers come and go
+    parts = [len(vars(part).keys() & OVER) for part in model.modules()]
+    key = (
+        model.dtype,
+        model.device,
+        len(parts),
+        sum(parts),
+        torch.get_num_threads(),
+        attention_of(model),
+    )
     tables = notes_on(model).setdefault("latencies", {})
     if key not in tables:
         file = _file(model)

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from torch import LongTensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decodes
 from ..protocol import Drafter, SpeculationStats
@@ -21,7 +26,9 @@ from .tree_attention import without_cudnn_attention
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """The output of `generate` with `return_dict_in_generate=True`, with statistics under `speculation`."""
+    """The output of `generate` with `return_dict_in_generate=True`, with statistics under
+    `speculation`.
+    """
 
     speculation: SpeculationStats | None = None
 
@@ -29,9 +36,11 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 @torch.no_grad()
 @without_cudnn_attention()
 def step(batch: Batch) -> None:
-    """Run one round of all sequences in a batch; between two rounds others may join, and those that have ended may leave.
+    """Run one round of all sequences in a batch; between two rounds others may join, and those that
+    have ended may leave.
 
-    Whatever raises on the way (a processor, a criterion, Ctrl-C), the cache holds what plain decoding would have read by then.
+    Whatever raises on the way (a processor, a criterion, Ctrl-C), the cache holds what plain
+    decoding would have read by then.
     """
     # 1. draft
     begun = perf_counter()
@@ -67,10 +76,12 @@ def speculative_decoding(
     terms: Terms | None = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
-    """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is the target's own.
+    """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is
+    the target's own.
 
-    It serves what `hf_paradraft.admission` admits. Call it through `model.generate(..., assistant_model=drafter)` or
-    `model.generate(..., custom_generate=speculative_decoding, drafter=drafter)`, which prepare every argument.
+    It serves what `hf_paradraft.admission` admits. Call it through `model.generate(...,
+    assistant_model=drafter)` or `model.generate(..., custom_generate=speculative_decoding,
+    drafter=drafter)`, which prepare every argument.
 
     Args:
         model: the target, decoder-only, with a dynamic or static cache.
@@ -79,13 +90,15 @@ def speculative_decoding(
         stopping_criteria: asked after every emitted token, as in plain decoding.
         generation_config: of this call.
         drafter: guesses; see `Drafter`.
-        streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for one sequence.
+        streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for
+            one sequence.
         synced_gpus: False in every call that is served.
         terms: on which it is served, as the doors make them.
         model_kwargs: for the target's forward.
 
     Returns:
-        Ids `(B, n + new)`, shorter sequences padded, or a `SpeculativeOutput` if `generation_config.return_dict_in_generate`.
+        Ids `(B, n + new)`, shorter sequences padded, or a `SpeculativeOutput` if
+        `generation_config.return_dict_in_generate`.
 
     Raises:
         ValueError: an argument that this loop cannot serve; the message says what to change.
@@ -108,7 +121,9 @@ def speculative_decoding(
     return output(call, started, model_kwargs)
 
 
-def output(call: Call, started: float, model_kwargs: dict[str, Any]) -> SpeculativeOutput | LongTensor:
+def output(
+    call: Call, started: float, model_kwargs: dict[str, Any]
+) -> SpeculativeOutput | LongTensor:
     """Build the output of a finished call and store its statistics on the drafter.
 
     Args:

@@ -1,19 +1,30 @@
-"""Caches with linear-attention or state-space layers: a recurrent state cannot drop its last tokens.
+"""Caches with linear-attention or state-space layers: a recurrent state cannot drop its last
+tokens.
 
-So it is copied before a draft is read; after a rejection the copy comes back, and the next forward reads the accepted tokens
-again, in front of its own draft. A few more rows cost little; when too many have piled up, one round goes without a draft.
+So it is copied before a draft is read; after a rejection the copy comes back, and the next forward
+reads the accepted tokens again, in front of its own draft. A few more rows cost little; when too
+many have piled up, one round goes without a draft.
 """
 
 from torch import Tensor
 from transformers import Cache
 
-from ..names import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin, StaticLayer
+from ..names import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    StaticLayer,
+)
 
-MOST_UNREAD = 32  # tokens that a recurrent state lacks and that are read again with every draft; with more they are read for good
+# tokens that a recurrent state lacks and that are read again with every draft; with more they are
+# read for good
+MOST_UNREAD = 32
 
 
 def is_recurrent(cache: Cache) -> bool:
-    """Tell whether a layer of `cache` holds a recurrent state instead of, or in addition to, keys and values."""
+    """Tell whether a layer of `cache` holds a recurrent state instead of, or in addition to, keys
+    and values.
+    """
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
 
 
@@ -25,15 +36,24 @@ class States:
     """
 
     def __init__(self, cache: Cache):
-        self.linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
+        self.linear = [
+            layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)
+        ]
         self.saved: list[dict[int, Tensor | None]] = []
 
     def _by_layer(self) -> list[dict[int, Tensor | None]]:
-        return [states for layer in self.linear for states in (layer.conv_states, layer.recurrent_states)]
+        return [
+            states
+            for layer in self.linear
+            for states in (layer.conv_states, layer.recurrent_states)
+        ]
 
     def copy(self) -> None:
         """Copy all states."""
-        self.saved = [{key: state if state is None else state.clone() for key, state in of.items()} for of in self._by_layer()]
+        self.saved = [
+            {key: state if state is None else state.clone() for key, state in of.items()}
+            for of in self._by_layer()
+        ]
 
     def restore(self, rows: list[int]) -> None:
         """Let some rows of the batch have their copied states again."""
@@ -47,11 +67,15 @@ class States:
     def select(self, rows: list[int]) -> None:
         """Go on with the states of some rows, in this order."""
         for current in self._by_layer():
-            current.update({key: state if state is None else state[rows] for key, state in current.items()})
+            current.update(
+                {key: state if state is None else state[rows] for key, state in current.items()}
+            )
 
 
 def crop(cache: Cache, count: int) -> None:
-    """Drop the last `count` keys and values of all rows, and what windows have pushed out; recurrent states stay as they are."""
+    """Drop the last `count` keys and values of all rows, and what windows have pushed out;
+    recurrent states stay as they are.
+    """
     for layer in cache.layers:
         if not isinstance(layer, LinearAttentionCacheLayerMixin):
             layer.crop(-count)
@@ -69,7 +93,9 @@ def record_windows(cache: Cache) -> None:
 
 
 def stop_recording(cache: Cache) -> None:
-    """Let sliding windows and states drop what they push out as it comes, as they do by themselves."""
+    """Let sliding windows and states drop what they push out as it comes, as they do by
+    themselves.
+    """
     for layer in cache.layers:
         if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionCacheLayerMixin):
             layer.record_past = False
@@ -82,7 +108,13 @@ def check_roll_back(cache: Cache) -> None:
         ValueError: a static one, or one that has read something already.
     """
     if any(isinstance(layer, StaticLayer) for layer in cache.layers):
-        raise ValueError("Static caches with recurrent layers cannot roll back: leave cache_implementation unset.")
+        raise ValueError(
+            "Static caches with recurrent layers cannot roll back: leave cache_implementation "
+            "unset."
+        )
     linear = [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
     if any(any(layer.has_previous_state.values()) for layer in linear):
-        raise ValueError("A recurrent state cannot be continued with a drafter: leave cache (past_key_values) unset.")
+        raise ValueError(
+            "A recurrent state cannot be continued with a drafter: leave cache (past_key_values) "
+            "unset."
+        )

@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig, LogitsProcessorList, RepetitionPenaltyLogitsProcessor, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    StoppingCriteriaList,
+)
 
 from ..names import pad_token_of, treats_rows_alike
 from ..protocol import Draft, Prefix
@@ -19,12 +24,14 @@ from .accept import Emitted, Greedy, Rule, accept
 
 @dataclass
 class Accepted:
-    """A sequence's part of a round, filled while it is judged, so that an error there leaves it as far as it went.
+    """A sequence's part of a round, filled while it is judged, so that an error there leaves it as
+    far as it went.
 
     Attributes:
         begin: its length before.
         path: the accepted nodes, from the root down.
-        num_read: how many of them plain decoding would have read by now: all but the newest token, if that was drafted.
+        num_read: how many of them plain decoding would have read by now: all but the newest token,
+            if that was drafted.
         judged: draft positions that were accepted or rejected.
         tokens: that it emitted, on the host; those after its end are not the text's.
     """
@@ -41,15 +48,18 @@ class Sequence:
     """One sequence being decoded.
 
     Attributes:
-        ids: int64 `(1, limit + 1)`, its part of the call's buffer: padding, prompt, tokens so far, room.
+        ids: int64 `(1, limit + 1)`, its part of the call's buffer: padding, prompt, tokens so far,
+            room.
         logits_processor: its own, to be called with this sequence alone.
         length: tokens so far, the prompt's padding included.
         padding: tokens before the prompt.
         rule: of acceptance.
         finished: whether it has ended.
-        ended: its length, where it has ended and goes on with padding while others go on, as in plain decoding; None before.
+        ended: its length, where it has ended and goes on with padding while others go on, as in
+            plain decoding; None before.
         asked: tokens of the last prefix that the drafter was asked about, without padding.
-        observed: its tokens before this one have been shown to the drafter with their features, without padding.
+        observed: its tokens before this one have been shown to the drafter with their features,
+            without padding.
         scores, logits: `(1, V)` float32 for each new token, where they are asked for.
         draft: that is verified in this round; None before the first one.
         accepted: what came of it; None for a sequence that had ended before.
@@ -82,12 +92,20 @@ class Sequence:
     @property
     def space(self) -> int:
         """Tokens that may be verified before its own end and the end of the target's context."""
-        return max(0, min(self.ids.shape[1] - self.length - 2, self.context - self.length + self.padding))
+        return max(
+            0, min(self.ids.shape[1] - self.length - 2, self.context - self.length + self.padding)
+        )
 
     def prefix(self, depth: int) -> Prefix:
-        """Make its prefix, with room for `depth` guessed tokens at most; without room if it has ended."""
+        """Make its prefix, with room for `depth` guessed tokens at most; without room if it has
+        ended.
+        """
         over = self.finished or self.ended is not None
-        return Prefix(self.ids[:, self.padding : self.length], 0 if over else min(depth, self.space), self.asked)
+        return Prefix(
+            self.ids[:, self.padding : self.length],
+            0 if over else min(depth, self.space),
+            self.asked,
+        )
 
     @property
     def emitted(self) -> list[int]:
@@ -116,7 +134,8 @@ class Ends:
         limit: tokens at most.
         tokens: ids that end a text.
         criteria: of transformers' own, asked after every token of a sequence, about it alone.
-        pads: whether sequences end one by one, with padding after them; otherwise all go on until all are done.
+        pads: whether sequences end one by one, with padding after them; otherwise all go on until
+            all are done.
         keep_scores, keep_logits: what the caller wants back of every token.
         put: shows a streamer every token, as plain decoding does, after the criteria.
     """
@@ -131,7 +150,8 @@ class Ends:
 
 
 def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends: Ends) -> None:
-    """Take what the target agrees with of the draft, and its own next token; a sequence that ends goes no further.
+    """Take what the target agrees with of the draft, and its own next token; a sequence that ends
+    goes no further.
 
     Args:
         sequence: grows.
@@ -140,7 +160,9 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
         ends: when to stop.
     """
     draft, begin = sequence.draft, sequence.accepted.begin
-    for emitted in accept(draft, logits, sequence.ids, begin, sequence.logits_processor, sequence.rule, choices):
+    for emitted in accept(
+        draft, logits, sequence.ids, begin, sequence.logits_processor, sequence.rule, choices
+    ):
         take(sequence, emitted, ends)
         if sequence.finished:
             return
@@ -148,7 +170,9 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
 
 
 def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
-    """Let a sequence, whose buffer holds the new token already, grow by it, and see whether that ends it."""
+    """Let a sequence, whose buffer holds the new token already, grow by it, and see whether that
+    ends it.
+    """
     draft, accepted = sequence.draft, sequence.accepted
     path = accepted.path
     accepted.judged += bool(draft.children(path[-1] if path else -1))
@@ -158,7 +182,8 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
     accepted.tokens.append(emitted.token)
     sequence.length += 1
     if ends.keep_scores:
-        scores = emitted.scores.float() if emitted.scores is emitted.logits else emitted.scores  # a processor's own dtype
+        # a processor's own dtype
+        scores = emitted.scores.float() if emitted.scores is emitted.logits else emitted.scores
         sequence.scores.append(scores.clone())
     if ends.keep_logits:
         sequence.logits.append(emitted.logits.float().clone())
@@ -171,7 +196,9 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
 
 
 class Processors(LogitsProcessorList):
-    """A list of processors, run in order. transformers' own inspects each one's signature at every token, which takes longer."""
+    """A list of processors, run in order. transformers' own inspects each one's signature at every
+    token, which takes longer.
+    """
 
     def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
         """Compute the processed scores `(1, V)` after ids `(1, n)`."""
@@ -180,10 +207,14 @@ class Processors(LogitsProcessorList):
         return scores
 
 
-def processors_of_sequences(logits_processor: LogitsProcessorList, batch_size: int) -> list[LogitsProcessorList]:
-    """Make the processors of each sequence alone: with memories of their own, and their own part of what was set up by row.
+def processors_of_sequences(
+    logits_processor: LogitsProcessorList, batch_size: int
+) -> list[LogitsProcessorList]:
+    """Make the processors of each sequence alone: with memories of their own, and their own part of
+    what was set up by row.
 
-    In a batch those that may know its rows are left out: they are shown all of it (`rules.in_step`).
+    In a batch those that may know its rows are left out: they are shown all of it
+    (`rules.in_step`).
 
     Raises:
         ValueError: one cannot be copied; the message names it.
@@ -194,7 +225,9 @@ def processors_of_sequences(logits_processor: LogitsProcessorList, batch_size: i
     for index in range(batch_size):
         copies.append(Processors(map(_copied, filter(treats_rows_alike, logits_processor))))
         for processor in copies[-1]:
-            if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(processor.prompt_ignore_length, Tensor):
+            if isinstance(processor, RepetitionPenaltyLogitsProcessor) and isinstance(
+                processor.prompt_ignore_length, Tensor
+            ):
                 processor.prompt_ignore_length = processor.prompt_ignore_length[index : index + 1]
     return copies
 
@@ -204,35 +237,50 @@ def _copied(processor: Any) -> Any:
         return copy.deepcopy(processor)
     except Exception as error:  # whatever a foreign object raises that was not made to be copied
         raise ValueError(
-            f"{type(processor).__name__} cannot be copied ({error}), and in a batch each sequence needs one of its own, for they "
-            "go at their own pace: call generate once per prompt."
+            f"{type(processor).__name__} cannot be copied ({error}), and in a batch each sequence "
+            "needs one of its own, for they go at their own pace: call generate once per prompt."
         ) from error
 
 
 def collect(
     sequences: list[Sequence], buffer: LongTensor, generation_config: GenerationConfig
 ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Collect ids `(B, longest)`, padded after sequences that ended early, then scores and logits, `(B, V)` per new token.
+    """Collect ids `(B, longest)`, padded after sequences that ended early, then scores and logits,
+    `(B, V)` per new token.
 
     Sequences that have no token there any more have zeros as scores.
     """
-    ids = padded(sequences, buffer, max(sequence.length for sequence in sequences), generation_config)
+    ids = padded(
+        sequences, buffer, max(sequence.length for sequence in sequences), generation_config
+    )
     columns = []
-    for tensors in ([sequence.scores for sequence in sequences], [sequence.logits for sequence in sequences]):
+    for tensors in (
+        [sequence.scores for sequence in sequences],
+        [sequence.logits for sequence in sequences],
+    ):
         columns.append(by_step(tensors, max(map(len, tensors))) or None)
     return ids, *columns
 
 
 def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
-    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens, zeros after a sequence's end."""
+    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens, zeros after
+    a sequence's end.
+    """
     if not count:
         return ()
     empty = torch.zeros_like(next(rows for rows in tensors if rows)[0])
-    return tuple(torch.cat([rows[step] if step < len(rows) else empty for rows in tensors]) for step in range(count))
+    return tuple(
+        torch.cat([rows[step] if step < len(rows) else empty for rows in tensors])
+        for step in range(count)
+    )
 
 
-def padded(sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig) -> LongTensor:
-    """Copy the first `length` tokens of a call's buffer, as plain decoding has them: padded after sequences that have ended."""
+def padded(
+    sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig
+) -> LongTensor:
+    """Copy the first `length` tokens of a call's buffer, as plain decoding has them: padded after
+    sequences that have ended.
+    """
     ids, pad_token = buffer[:, :length].clone(), pad_token_of(generation_config)
     for index, sequence in enumerate(sequences):
         if sequence.length < length and pad_token is not None:

@@ -1,4 +1,6 @@
-"""A head in two steps: one of low rank chooses a few tokens, and the head itself gives the logits of those alone."""
+"""A head in two steps: one of low rank chooses a few tokens, and the head itself gives the logits
+of those alone.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class Shortlist:
     """The directions of a drafter's states that tell its likely tokens apart.
 
     Args:
-        down, up: `(r, hidden)` and `(hidden, r)`: for `up @ down @ h` a head has nearly the logits that it has for a state `h`.
+        down, up: `(r, hidden)` and `(hidden, r)`: for `up @ down @ h` a head has nearly the logits
+            that it has for a state `h`.
     """
 
     def __init__(self, down: Tensor, up: Tensor):
@@ -28,7 +31,8 @@ class Shortlist:
 
     @classmethod
     def fit(cls, states: Tensor, rows: Tensor) -> Shortlist:
-        """Find the map of rank `RANK` with the least squared error of logits, over a drafter's own states.
+        """Find the map of rank `RANK` with the least squared error of logits, over a drafter's own
+        states.
 
         Args:
             states: `(n, hidden)`, normed, as the head reads them.
@@ -36,7 +40,9 @@ class Shortlist:
         """
         states, rows = states.double(), rows.double()
         sizes, axes = torch.linalg.eigh(states.T @ states / len(states))
-        sizes = sizes.clamp(min=1e-3 * float(sizes.mean())).sqrt()  # unseen directions are not blown up
+        sizes = sizes.clamp(
+            min=1e-3 * float(sizes.mean())
+        ).sqrt()  # unseen directions are not blown up
         root, inverse = axes * sizes @ axes.T, axes / sizes @ axes.T
         main = torch.linalg.eigh(root @ (rows.T @ rows) @ root).eigenvectors[:, -RANK:]
         return cls((main.T @ inverse).float(), (root @ main).float())
@@ -54,12 +60,21 @@ class Shortlist:
         names_of(folder / FILE)
         tensors = load_file(folder / FILE)
         down, up = tensors.get("down"), tensors.get("up")
-        if down is None or up is None or down.shape != up.T.shape or down.ndim != 2 or down.shape[1] != hidden_size:
+        if (
+            down is None
+            or up is None
+            or down.shape != up.T.shape
+            or down.ndim != 2
+            or down.shape[1] != hidden_size
+        ):
             raise ValueError(
-                f"{folder / FILE} does not fit states of {hidden_size} numbers: remove it, or save the drafter again."
+                f"{folder / FILE} does not fit states of {hidden_size} numbers: remove it, or save "
+                "the drafter again."
             )
         if not bool(down.isfinite().all() and up.isfinite().all()):
-            raise ValueError(f"{folder / FILE} is not of finite numbers: remove it, or save the drafter again.")
+            raise ValueError(
+                f"{folder / FILE} is not of finite numbers: remove it, or save the drafter again."
+            )
         return cls(down, up)
 
     def save(self, folder: Path) -> None:
@@ -67,16 +82,22 @@ class Shortlist:
         save_file({"down": self.down.contiguous(), "up": self.up.contiguous()}, folder / FILE)
 
     def serves(self, states: Tensor) -> bool:
-        """Tell whether it is faster than the whole head: for a few rows on a CPU, and not in a compiled forward."""
+        """Tell whether it is faster than the whole head: for a few rows on a CPU, and not in a
+        compiled forward.
+        """
         few = states.numel() <= ROWS * states.shape[-1]
         return few and states.device.type == "cpu" and not torch.compiler.is_compiling()
 
     def steps(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the two matrices of the first step for a head: `(r, hidden)` and `(V', r)`, in its dtype."""
+        """Make the two matrices of the first step for a head: `(r, hidden)` and `(V', r)`, in its
+        dtype.
+        """
         return self.down.to(rows), (rows.float() @ self.up.float()).to(rows)
 
 
-def chosen(states: Tensor, steps: tuple[Tensor, Tensor], rows: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def chosen(
+    states: Tensor, steps: tuple[Tensor, Tensor], rows: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Choose each state's `COUNT` most likely tokens, int64 `(n, COUNT)`, and compute their logits.
 
     Args:

@@ -1,4 +1,6 @@
-"""The target's embedding and head, as it uses them itself: what drafters share by reference, outside their module tree."""
+"""The target's embedding and head, as it uses them itself: what drafters share by reference,
+outside their module tree.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,16 @@ def logit_scale(config: PreTrainedConfig) -> float:
         config: of its text.
     """
     scale = 1.0
-    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):  # Cohere's, Falcon H1's, Muse's
+    # Cohere's, Falcon H1's, Muse's
+    for name in (
+        "logit_scale",
+        "lm_head_multiplier",
+        "output_multiplier",
+    ):
         scale *= float(getattr(config, name, None) or 1.0)
     scaling = float(getattr(config, "logits_scaling", None) or 1.0)
-    return scale * scaling if config.model_type == "hyperclovax" else scale / scaling  # Granite divides by what is so called
+    # Granite divides by what is so called
+    return scale * scaling if config.model_type == "hyperclovax" else scale / scaling
 
 
 def finished(logits: Tensor, softcap: float | None, scale: float) -> Tensor:
@@ -40,59 +48,84 @@ class TargetHead:
     """The target's embedding and head, as the target itself uses them; never saved, moved or cast.
 
     Args:
-        target: the model; unless it is offloaded, it reads a few tokens, once, to see that its logits are made as is known here.
-        vocabulary: int64 `(V',)`, the ids whose rows of the head are wanted; None: all. Rows are gathered once where the head is
-            an ordinary matrix; another one (quantised, offloaded) gives all logits, of which these are taken.
-        shortlist: chooses the tokens whose logits are computed, where that is faster; the others' are -inf.
+        target: the model; unless it is offloaded, it reads a few tokens, once, to see that its
+            logits are made as is known here.
+        vocabulary: int64 `(V',)`, the ids whose rows of the head are wanted; None: all. Rows are
+            gathered once where the head is an ordinary matrix; another one (quantised, offloaded)
+            gives all logits, of which these are taken.
+        shortlist: chooses the tokens whose logits are computed, where that is faster; the others'
+            are -inf.
 
     Raises:
-        ValueError: the target has no embedding or no head, or its logits are made in a way that is not known.
+        ValueError: the target has no embedding or no head, or its logits are made in a way that is
+            not known.
     """
 
-    def __init__(self, target: PreTrainedModel, vocabulary: LongTensor | None = None, shortlist: Shortlist | None = None):
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        vocabulary: LongTensor | None = None,
+        shortlist: Shortlist | None = None,
+    ):
         config = target.config.get_text_config()
         embedding, head = target.get_input_embeddings(), target.get_output_embeddings()
         if embedding is None or head is None:
-            raise ValueError(f"{type(target).__name__} has no embedding or no head that a drafter could share.")
+            raise ValueError(
+                f"{type(target).__name__} has no embedding or no head that a drafter could share."
+            )
         self.embedding, self.head, self.vocabulary = embedding, head, vocabulary
         self.device = input_device(target)  # for parts whose weights are elsewhere
         self.multiplier = float(getattr(config, "embedding_multiplier", None) or 1.0)  # Granite's
         self.scale = logit_scale(config)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = None  # the head's weight; its wanted rows, and their bias
+        self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = (
+            None  # the head's weight; its wanted rows, and their bias
+        )
         self.version = 0  # of that weight, which an optimiser's step changes
         self.shortlist = shortlist
         self.steps: tuple[Tensor, Tensor] | None = None  # the shortlist's, for these rows
         ordinary = vocabulary is not None and type(head) is torch.nn.Linear
         if ordinary and int(vocabulary.max()) >= len(head.weight):
-            raise ValueError(f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has {len(head.weight)}.")
+            raise ValueError(
+                f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has "
+                f"{len(head.weight)}."
+            )
         self._check(target)
 
     @torch.no_grad()
     def _check(self, target: PreTrainedModel) -> None:
         """Compare logits of states with those that the target gives itself."""
-        if "known head" in notes_on(target) or any(parameter.is_meta for parameter in target.parameters()):
+        if "known head" in notes_on(target) or any(
+            parameter.is_meta for parameter in target.parameters()
+        ):
             return
         ids = torch.arange(min(4, len(self.embedding.weight)), device=self.device)[None]
         with Features(target, ("normed",)) as features:
-            theirs = target.forward(input_ids=ids, use_cache=False).logits.float()  # no hook of the caller's sees it
-            ours = self.finished(self._all_logits(features.rows["normed"])).float().to(theirs.device)
+            theirs = target.forward(
+                input_ids=ids, use_cache=False
+            ).logits.float()  # no hook of the caller's sees it
+            ours = (
+                self.finished(self._all_logits(features.rows["normed"])).float().to(theirs.device)
+            )
         size = min(ours.shape[-1], theirs.shape[-1])
         if (ours[..., :size] - theirs[..., :size]).norm() > TOLERANCE * theirs[..., :size].norm():
             raise ValueError(
-                f"{type(target).__name__} makes its logits of its last states in a way that is not known here (a scale, or "
-                "something between norm and head): a drafter that shares its head cannot be served."
+                f"{type(target).__name__} makes its logits of its last states in a way that is not "
+                "known here (a scale, or something between norm and head): a drafter that shares "
+                "its head cannot be served."
             )
         notes_on(target)["known head"] = True
 
     def embed(self, ids: LongTensor, raw: bool = False) -> Tensor:
-        """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does not have count as 0.
+        """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does
+        not have count as 0.
 
         Args:
             ids: int64 `(…,)`.
             raw: as the table has them, without a scale of the target's.
         """
-        ids = ids.where((ids >= 0) & (ids < len(self.embedding.weight)), 0)  # adapted ones have no other number of rows
+        # adapted ones have no other number of rows
+        ids = ids.where((ids >= 0) & (ids < len(self.embedding.weight)), 0)
         if raw:
             with align_module_device(self.embedding):  # an offloaded target's is fetched
                 table = self.embedding.weight
@@ -103,41 +136,73 @@ class TargetHead:
     def is_plain(self) -> bool:
         """Whether the target neither scales its embedding nor scales or caps its logits."""
         first = torch.zeros(1, dtype=torch.long, device=self.device)
-        return self.softcap is None and self.scale == 1 and torch.equal(self.embed(first), self.embed(first, raw=True))
+        return (
+            self.softcap is None
+            and self.scale == 1
+            and torch.equal(self.embed(first), self.embed(first, raw=True))
+        )
 
-    def logits(self, states: Tensor, softcap: float | None = None, scale: float | None = None, raw: bool = False) -> Tensor:
+    def logits(
+        self,
+        states: Tensor,
+        softcap: float | None = None,
+        scale: float | None = None,
+        raw: bool = False,
+    ) -> Tensor:
         """Compute logits `(…, V')` of normed states `(…, hidden)`; the rest as for `finished`."""
-        states = states.contiguous()  # with a slice torch multiplies each sequence by a copy of the head, a hundred times slower
+        # with a slice torch multiplies each sequence by a copy of the head, a hundred times slower
+        states = states.contiguous()
         weight = getattr(self.head, "weight", None)
-        if self.vocabulary is not None and type(self.head) is torch.nn.Linear and not weight.is_meta:
+        if (
+            self.vocabulary is not None
+            and type(self.head) is torch.nn.Linear
+            and not weight.is_meta
+        ):
             rows, bias = self._rows(weight)
             if self.shortlist is not None and self.shortlist.serves(states):
                 self.steps = self.steps or self.shortlist.steps(rows)
                 ids, logits = chosen(states.to(rows).flatten(0, -2), self.steps, rows, bias)
                 others = logits.new_full((len(logits), len(rows)), -torch.inf)
-                return others.scatter_(1, ids, self.finished(logits, softcap, scale, raw)).view(*states.shape[:-1], -1)
+                return others.scatter_(1, ids, self.finished(logits, softcap, scale, raw)).view(
+                    *states.shape[:-1], -1
+                )
             logits = torch.nn.functional.linear(states.to(rows), rows, bias)
         else:
             logits = self._all_logits(states)
-            logits = logits if self.vocabulary is None else logits[..., self.vocabulary.to(logits.device)]
+            logits = (
+                logits
+                if self.vocabulary is None
+                else logits[..., self.vocabulary.to(logits.device)]
+            )
         return self.finished(logits, softcap, scale, raw)
 
     def _all_logits(self, states: Tensor) -> Tensor:
         """Run the head itself: logits `(…, V)`."""
         weight = getattr(self.head, "weight", None)  # packed ones have none
         floating = isinstance(weight, Tensor) and weight.is_floating_point()
-        return self.head(states.to(self._device_of(self.head), weight.dtype if floating else states.dtype))
+        return self.head(
+            states.to(self._device_of(self.head), weight.dtype if floating else states.dtype)
+        )
 
     def _rows(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Gather the wanted rows of an ordinary head and their bias, anew where that was moved, cast, trained or replaced."""
+        """Gather the wanted rows of an ordinary head and their bias, anew where that was moved,
+        cast, trained or replaced.
+        """
         before, version = self.gathered, 0 if weight.is_inference() else weight._version
-        if before is None or before[0] is not weight or (before[1].device, before[1].dtype) != (weight.device, weight.dtype):
+        if (
+            before is None
+            or before[0] is not weight
+            or (before[1].device, before[1].dtype) != (weight.device, weight.dtype)
+        ):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
             with torch.inference_mode(False):  # they outlive this call, and are trained with
-                rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)  # CUDA graphs copy what is none
+                # CUDA graphs copy what is none
+                rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)
             self.steps = None
-            self.gathered, self.version = (weight, rows, None if bias is None else bias.detach()[wanted]), version
-        elif self.version != version:  # the target was trained on; CUDA graphs know the place of these rows
+            self.gathered = (weight, rows, None if bias is None else bias.detach()[wanted])
+            self.version = version
+        # the target was trained on; CUDA graphs know the place of these rows
+        elif self.version != version:
             wanted, self.version, self.steps = self.vocabulary.to(weight.device), version, None
             before[1].data.copy_(weight.detach()[wanted])
             if before[2] is not None:
@@ -149,7 +214,13 @@ class TargetHead:
         tensors = (*part.parameters(), *part.buffers())
         return next((tensor.device for tensor in tensors if not tensor.is_meta), self.device)
 
-    def finished(self, logits: Tensor, softcap: float | None = None, scale: float | None = None, raw: bool = False) -> Tensor:
+    def finished(
+        self,
+        logits: Tensor,
+        softcap: float | None = None,
+        scale: float | None = None,
+        raw: bool = False,
+    ) -> Tensor:
         """Scale and then cap the logits of a head.
 
         Args:
@@ -157,7 +228,11 @@ class TargetHead:
             softcap, scale: instead of the target's.
             raw: without the target's, where none is given.
         """
-        return finished(logits, softcap or (None if raw else self.softcap), scale or (1.0 if raw else self.scale))
+        return finished(
+            logits,
+            softcap or (None if raw else self.softcap),
+            scale or (1.0 if raw else self.scale),
+        )
 
     def __deepcopy__(self, memo: Any) -> TargetHead:
         return self

@@ -1,4 +1,6 @@
-"""Tree attention on unmodified models: an explicit mask and explicit positions say what every row of a forward sees."""
+"""Tree attention on unmodified models: an explicit mask and explicit positions say what every row
+of a forward sees.
+"""
 
 import inspect
 import os
@@ -23,15 +25,22 @@ from ..names import (
 )
 
 GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # of transformers, which reads it in each layer
-_choice, _choices = Lock(), list[bool]()  # of cuDNN's attention, before each of those that do without it now
-# Positions counted from the cache's length, whatever position_ids says: a tree's rows would be misplaced.
+# of cuDNN's attention, before each of those that do without it now
+_choice, _choices = (
+    Lock(),
+    list[bool](),
+)
+# Positions counted from the cache's length, whatever position_ids says: a tree's rows would be
+# misplaced.
 COUNT_FROM_CACHE = {"gpt_neo", "llama4", "llama4_text"}
 READING = "forward", "prepare_inputs_for_generation", "create_masks_for_generate"
 WITH_MASKS = DynamicLayer, DynamicSlidingWindowLayer
 RECURRENT = LinearAttentionLayer, LinearAttentionAndFullAttentionLayer
 
 
-def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[str, int | None] | None:
+def attention_windows(
+    model: PreTrainedModel, recurrent: bool = False
+) -> dict[str, int | None] | None:
     """Look up how many tokens back each kind of the model's attention layers sees.
 
     Args:
@@ -39,8 +48,9 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
         recurrent: whether layers with a recurrent state may stand among them; these see no mask.
 
     Returns:
-        The window by the kind's name in `config.layer_types`, None for full attention; or None instead of the dict if the model
-        does not take a mask and positions as they are given (flash attention, ALiBi, chunked or linear attention).
+        The window by the kind's name in `config.layer_types`, None for full attention; or None
+        instead of the dict if the model does not take a mask and positions as they are given (flash
+        attention, ALiBi, chunked or linear attention).
     """
     config = model.config.get_text_config()
     if (
@@ -57,7 +67,9 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
         return None
     if DynamicSlidingWindowLayer in classes and not classes.isdisjoint(RECURRENT):
         return None
-    kinds = getattr(config, "layer_types", None) or [str(getattr(layer, "sliding_window", None)) for layer in layers]
+    kinds = getattr(config, "layer_types", None) or [
+        str(getattr(layer, "sliding_window", None)) for layer in layers
+    ]
     if "chunked_attention" in kinds:
         return None
     windows = {  # layers that share another's cache have a kind seen before, or no place at all
@@ -69,20 +81,33 @@ def attention_windows(model: PreTrainedModel, recurrent: bool = False) -> dict[s
 
 
 def reads_its_own_way(model: PreTrainedModel) -> bool:
-    """Tell whether code of others makes a model's masks, positions or inputs: it is asked for them, and serves chains alone."""
+    """Tell whether code of others makes a model's masks, positions or inputs: it is asked for them,
+    and serves chains alone.
+    """
     parts = (model, model.get_decoder())
-    return any(is_foreign(getattr(part, name, part.forward)) for part in parts if part is not None for name in READING)
+    return any(
+        is_foreign(getattr(part, name, part.forward))
+        for part in parts
+        if part is not None
+        for name in READING
+    )
 
 
 def or_sdpa(model: PreTrainedModel) -> str:
-    """Name the remedy if `attention_windows` is None, as the end of a sentence; "" if there is none."""
+    """Name the remedy if `attention_windows` is None, as the end of a sentence; "" if there is
+    none.
+    """
     helps = attention_of(model) not in ("sdpa", "eager")
     return ", or load it with attn_implementation='sdpa'" if helps else ""
 
 
 def additive(seen: BoolTensor, dtype: torch.dtype) -> Tensor:
-    """Make a mask to be added to attention scores: 0 where `seen`, the least number of `dtype` elsewhere."""
-    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, torch.finfo(dtype).min)
+    """Make a mask to be added to attention scores: 0 where `seen`, the least number of `dtype`
+    elsewhere.
+    """
+    return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
+        ~seen, torch.finfo(dtype).min
+    )
 
 
 def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.ndarray]:
@@ -90,7 +115,8 @@ def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.
 
     Args:
         parents: of the nodes, which are rows 1 … N; row 0 is the last known token, -1 as a parent.
-        size: rows in all, at least N + 1; those beyond the tree are padding and see only themselves.
+        size: rows in all, at least N + 1; those beyond the tree are padding and see only
+            themselves.
 
     Returns:
         Bool `(size, size)`, each node's own and its ancestors' columns, and depths int64 `(size,)`.
@@ -113,7 +139,13 @@ class TreeAttention:
         dtype: of the additive mask.
     """
 
-    def __init__(self, windows: dict[str, int | None], prompt_mask: Tensor, positions: LongTensor, dtype: torch.dtype):
+    def __init__(
+        self,
+        windows: dict[str, int | None],
+        prompt_mask: Tensor,
+        positions: LongTensor,
+        dtype: torch.dtype,
+    ):
         self.windows, self.prompt_mask, self.dtype = windows, prompt_mask.bool(), dtype
         self.offsets = (positions - (prompt_mask.shape[1] - 1))[:, None]
         self.look()
@@ -121,22 +153,25 @@ class TreeAttention:
     def look(self) -> None:
         """See whether a mask is needed at all."""
         whole = set(self.windows.values()) == {None} and bool(self.prompt_mask.all())
-        self.sees_all = whole and len(self.offsets) == 1  # one sequence that sees everything: no mask is needed
+        # one sequence that sees everything: no mask is needed
+        self.sees_all = whole and len(self.offsets) == 1
 
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
     ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
-        """Make mask and positions for M new rows after the longest row's end and C - M others there that are not kept yet.
+        """Make mask and positions for M new rows after the longest row's end and C - M others there
+        that are not kept yet.
 
         Args:
             lengths: of the B rows, in slots.
-            sees: bool `(B, M, C)`, what each new row sees of what stands after the end, the new ones last.
+            sees: bool `(B, M, C)`, what each new row sees of what stands after the end, the new
+                ones last.
             depths: int64 `(B, C)`, how far after its row's end each of these stands.
             num_slots: the width of a static cache.
 
         Returns:
-            An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, or None for one row that sees
-            everything; and positions int64 `(B, M)`.
+            An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, or
+            None for one row that sees everything; and positions int64 `(B, M)`.
         """
         end, (_, size, columns), device = max(lengths), sees.shape, self.prompt_mask.device
         if self.sees_all and size == 1 and num_slots is None and bool(sees.all()):
@@ -144,7 +179,8 @@ class TreeAttention:
         slots = torch.arange(num_slots or end + columns, device=device)
         ends = torch.tensor(lengths, device=device)[:, None]
         visible = (slots < ends)[:, None].repeat(1, size, 1)
-        prompt = min(self.prompt_mask.shape[1], len(slots))  # of a longer one that has left, nothing is there any more
+        # of a longer one that has left, nothing is there any more
+        prompt = min(self.prompt_mask.shape[1], len(slots))
         visible[:, :, :prompt] &= self.prompt_mask[:, None, :prompt]
         visible[:, :, end : end + columns] = sees.to(device)
         stands = ends + depths.to(device)
@@ -162,11 +198,13 @@ class TreeAttention:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, while lengths vary.
+    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, while lengths
+    vary.
 
-    It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer of an EAGLE-3 drafter took 530
-    ms forward and backward, and without them 50 for twice as many texts. The choice is the process's: the first of its threads
-    that enters makes it, and the last that leaves takes it back.
+    It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer
+    of an EAGLE-3 drafter took 530 ms forward and backward, and without them 50 for twice as many
+    texts. The choice is the process's: the first of its threads that enters makes it, and the last
+    that leaves takes it back.
     """
     with _choice:
         _choices.append(torch.backends.cuda.cudnn_sdp_enabled() if not _choices else _choices[0])
@@ -180,10 +218,12 @@ def without_cudnn_attention() -> Iterator[None]:
 
 @contextmanager
 def grouped_heads(rows: int) -> Iterator[None]:
-    """Let attention read the keys of grouped heads as they lie in forwards of several rows, on a machine without a GPU.
+    """Let attention read the keys of grouped heads as they lie in forwards of several rows, on a
+    machine without a GPU.
 
-    Where there is a mask transformers first copies keys and values for each head: at 4,000 tokens that is half of a forward of
-    16 rows (SmolLM2-135M, bf16). Kernels for GPUs take no mask otherwise, and a single row is fast as it is.
+    Where there is a mask transformers first copies keys and values for each head: at 4,000 tokens
+    that is half of a forward of 16 rows (SmolLM2-135M, bf16). Kernels for GPUs take no mask
+    otherwise, and a single row is fast as it is.
     """
     if rows == 1 or GROUPED in os.environ or torch.accelerator.is_available():
         yield

@@ -1,7 +1,8 @@
 """Guesses in the target's own ids, and the trees that are made of them.
 
-A path is never more probable than its beginning, so the N most probable paths always form a tree. Where distances do not depend
-on each other, walking from the most probable path finds them in O(N log N).
+A path is never more probable than its beginning, so the N most probable paths always form a tree.
+Where distances do not depend on each other, walking from the most probable path finds them in O(N
+log N).
 """
 
 from collections.abc import Sequence
@@ -18,11 +19,16 @@ from ..protocol import Draft
 
 
 def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
-    """Drop from logits `(…, V')` those of ids that the target lacks, or set them to -inf where the drafter maps its ids."""
+    """Drop from logits `(…, V')` those of ids that the target lacks, or set them to -inf where the
+    drafter maps its ids.
+    """
     if vocabulary is None:
         return logits[..., :vocab_size]
     if len(vocabulary) != logits.shape[-1]:
-        raise ValueError(f"A drafter maps {len(vocabulary)} ids of its own, but its logits are for {logits.shape[-1]}.")
+        raise ValueError(
+            f"A drafter maps {len(vocabulary)} ids of its own, but its logits are for "
+            f"{logits.shape[-1]}."
+        )
     outside = (vocabulary < 0) | (vocabulary >= vocab_size)
     return logits.masked_fill(outside.to(logits.device), -torch.inf)
 
@@ -33,14 +39,17 @@ def to_target(ids: LongTensor, vocabulary: LongTensor | None) -> LongTensor:
 
 
 def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
-    """Make logits `(K, V)` float32 over the target's vocabulary; ids that the drafter does not have get -inf.
+    """Make logits `(K, V)` float32 over the target's vocabulary; ids that the drafter does not have
+    get -inf.
 
     Args:
         logits: `(K, V')`, from `cut`.
         vocabulary: int64 `(V',)`, or None where the first V' ids are the same.
         vocab_size: V.
     """
-    wide = torch.full((len(logits), vocab_size), -torch.inf, dtype=torch.float32, device=logits.device)
+    wide = torch.full(
+        (len(logits), vocab_size), -torch.inf, dtype=torch.float32, device=logits.device
+    )
     if vocabulary is None:
         wide[:, : logits.shape[-1]] = logits
         return wide
@@ -58,8 +67,8 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
         least: probability below which a path is left out, the first one apart.
 
     Returns:
-        A draft of ranks in the place of tokens, most probable first: parents come before children, and the first n nodes are the
-        best n.
+        A draft of ranks in the place of tokens, most probable first: parents come before children,
+        and the first n nodes are the best n.
     """
     parents, ranks, acceptance = list[int](), list[int](), list[float]()
     dearest = -log(least) if least > 0 else inf
@@ -78,8 +87,12 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
 
 
 def possible(scores: Tensor | ndarray) -> list[list[float]]:
-    """List log-probabilities `(K, r)`, which fall from rank to rank, by row: as far as rows have possible tokens, and these."""
-    return list(takewhile(bool, ([score for score in row if score > -inf] for row in scores.tolist())))
+    """List log-probabilities `(K, r)`, which fall from rank to rank, by row: as far as rows have
+    possible tokens, and these.
+    """
+    return list(
+        takewhile(bool, ([score for score in row if score > -inf] for row in scores.tolist()))
+    )
 
 
 def read(scores: Tensor, ids: LongTensor, vocabulary: LongTensor | None) -> tuple[ndarray, ndarray]:
@@ -92,7 +105,11 @@ def read(scores: Tensor, ids: LongTensor, vocabulary: LongTensor | None) -> tupl
     Returns:
         The scores, float64 `(n, r)`, and the target's ids, int32 `(n, r)`.
     """
-    both = torch.stack([scores.float().view(torch.int32), to_target(ids, vocabulary).int()]).cpu().numpy()
+    both = (
+        torch.stack([scores.float().view(torch.int32), to_target(ids, vocabulary).int()])
+        .cpu()
+        .numpy()
+    )
     return both[0].view(numpy.float32).astype(float), both[1]
 
 
@@ -104,19 +121,23 @@ def best_first_tree(
     least: float = 0.0,
     ranks: int | None = None,
 ) -> Draft:
-    """Build the tree with the largest expected number of accepted tokens, if the guesses' probabilities are right.
+    """Build the tree with the largest expected number of accepted tokens, if the guesses'
+    probabilities are right.
 
     Args:
         logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
-        num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach `least`.
-        calibration: `(K,)`, by which each distance's probabilities are corrected; default: taken at their word.
+        num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach
+            `least`.
+        calibration: `(K,)`, by which each distance's probabilities are corrected; default: taken at
+            their word.
         vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
         least: chance of a path below which it is left out.
         ranks: guesses of each distance that may be nodes, at most; 1 makes a chain.
 
     Returns:
-        A draft, most probable first (so parents come before children, and the first n nodes are the best tree of n), with
-        `acceptance` and without `q`; it ends above the first row that is not numbers.
+        A draft, most probable first (so parents come before children, and the first n nodes are the
+        best tree of n), with `acceptance` and without `q`; it ends above the first row that is not
+        numbers.
 
     Raises:
         ValueError: `num_nodes` below 1.
@@ -128,15 +149,24 @@ def best_first_tree(
     if calibration is not None:
         scores += numpy.log(calibration)[:, None]
     tree = best_paths(possible(scores), num_nodes, least)
-    chosen = [int(tokens[depth - 1, rank]) for depth, rank in zip(tree.depths, tree.token_ids, strict=True)]
+    chosen = [
+        int(tokens[depth - 1, rank])
+        for depth, rank in zip(tree.depths, tree.token_ids, strict=True)
+    ]
     return Draft.of_ids(chosen, logits.device, tree.parents, None, tree.acceptance)
 
 
 def likely_path(draft: Draft) -> list[int]:
-    """List the nodes of a draft from the first one down: always the most probable child, or the first if chances are unknown."""
+    """List the nodes of a draft from the first one down: always the most probable child, or the
+    first if chances are unknown.
+    """
     path: list[int] = []
     while children := draft.children(path[-1] if path else -1):
-        path.append(children[0] if draft.acceptance is None else max(children, key=draft.acceptance.__getitem__))
+        path.append(
+            children[0]
+            if draft.acceptance is None
+            else max(children, key=draft.acceptance.__getitem__)
+        )
     return path
 
 

@@ -23,9 +23,11 @@ PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_
 
 
 def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Extend the per-token inputs to the length of the whole call, once, so that a round only slices them.
+    """Extend the per-token inputs to the length of the whole call, once, so that a round only
+    slices them.
 
-    New tokens are seen (mask 1), stand at the next positions, and have the last token's type, or none of the multimodal ones.
+    New tokens are seen (mask 1), stand at the next positions, and have the last token's type, or
+    none of the multimodal ones.
 
     Args:
         length: tokens at most, prompt included.
@@ -49,12 +51,14 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
 class Verifier:
     """The target, which reads what its cache lacks of each sequence and then its draft.
 
-    A prompt is read as transformers itself reads it, with a chain after it. Later forwards have explicit masks and positions:
-    trees, and sequences of different lengths. Where `attention` is None these too are as transformers makes them, for any kind
-    of input, and one sequence is served, in chains.
+    A prompt is read as transformers itself reads it, with a chain after it. Later forwards have
+    explicit masks and positions: trees, and sequences of different lengths. Where `attention` is
+    None these too are as transformers makes them, for any kind of input, and one sequence is
+    served, in chains.
 
-    Over recurrent states sequences have equally many rows, since a state cannot pass over padding within a text: tokens that it
-    lacks, a chain, and rows without meaning, after which it comes back as after a rejection.
+    Over recurrent states sequences have equally many rows, since a state cannot pass over padding
+    within a text: tokens that it lacks, a chain, and rows without meaning, after which it comes
+    back as after a rejection.
 
     Args:
         model: the target.
@@ -65,11 +69,12 @@ class Verifier:
         attention: masks and positions.
         states: of recurrent layers; None: there are none.
         features: what the drafter reads, which a compiled forward gives as an output.
-        row_counts: how many rows a later forward may have, if it is compiled for these; None for as few as are needed.
+        row_counts: how many rows a later forward may have, if it is compiled for these; None for as
+            few as are needed.
 
     Attributes:
-        prefix_rows: of each sequence, rows of the last forward that were tokens of its prefix; node `i` of its draft is row
-            `prefix_rows + i`.
+        prefix_rows: of each sequence, rows of the last forward that were tokens of its prefix; node
+            `i` of its draft is row `prefix_rows + i`.
         reads_prompt: whether the forward that ends the prompt is still to come.
     """
 
@@ -85,12 +90,15 @@ class Verifier:
         features: Features | None = None,
         row_counts: list[int] | None = None,
     ):
-        self.model, self.model_kwargs, self.per_token, self.begin = model, model_kwargs, per_token, begin
+        self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
+        self.begin = begin
         self.cache: Any = cache
         self.attention, self.states, self.row_counts = attention, states, row_counts
         self.forward = model if row_counts is None else compiled_forward(model, features)
         self.reads_features = features is not None and bool(features.keys)
-        self.num_positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self.num_positions = getattr(
+            model.config.get_text_config(), "max_position_embeddings", None
+        )
         self.reads_prompt, self.is_first, self.written = True, True, 0
         self.sequences: list[Sequence] = []
         self.ended: list[bool] = []  # of the sequences
@@ -104,8 +112,12 @@ class Verifier:
 
     @property
     def may_draft(self) -> bool:
-        """Whether a draft can be verified now: over recurrent states not with the prompt, nor with much that is read again."""
-        return self.states is None or (not self.reads_prompt and max(self._unread(), default=1) <= MOST_UNREAD)
+        """Whether a draft can be verified now: over recurrent states not with the prompt, nor with
+        much that is read again.
+        """
+        return self.states is None or (
+            not self.reads_prompt and max(self._unread(), default=1) <= MOST_UNREAD
+        )
 
     @property
     def unread(self) -> int:
@@ -113,7 +125,9 @@ class Verifier:
         return self.begin - self.cache.lengths[0]
 
     def _unread(self) -> list[int]:
-        """Count the tokens that the recurrent state of each sequence lacks; 0 for one that has ended."""
+        """Count the tokens that the recurrent state of each sequence lacks; 0 for one that has
+        ended.
+        """
         pairs = zip(self.sequences, self.cache.lengths, strict=False)
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
 
@@ -127,11 +141,12 @@ class Verifier:
 
         Args:
             sequences: by their place.
-            drafts: of the sequences; chains for the forward that reads the prompt, or where there are no `branches`.
+            drafts: of the sequences; chains for the forward that reads the prompt, or where there
+                are no `branches`.
 
         Returns:
-            Logits `(B, at least N + 1, V)` in the target's dtype, on the ids' device, N being the largest draft's nodes: row 0
-            follows the last known token, row `i + 1` node `i`.
+            Logits `(B, at least N + 1, V)` in the target's dtype, on the ids' device, N being the
+            largest draft's nodes: row 0 follows the last known token, row `i + 1` node `i`.
         """
         self.sequences, self.ended = sequences, [sequence.finished for sequence in sequences]
         if self.attention is None or self.reads_prompt:
@@ -143,7 +158,9 @@ class Verifier:
 
     def _verify_as_transformers(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         size, length = max(map(len, drafts)), sequences[0].length
-        ids = torch.zeros((len(sequences), length + size), dtype=torch.long, device=sequences[0].ids.device)
+        ids = torch.zeros(
+            (len(sequences), length + size), dtype=torch.long, device=sequences[0].ids.device
+        )
         for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
             ids[row, :length] = sequence.ids[0, :length]
             ids[row, length : length + len(draft)] = draft.tokens
@@ -152,11 +169,15 @@ class Verifier:
             self.states.copy()
         logits = self._run_as_transformers(ids, unread + size, size + 1)
         layers = self.cache.cache.layers
-        held = [layer.get_seq_length() for layer in layers if type(layer) is DynamicLayer]  # of an image it is less
+        # of an image it is less
+        held = [layer.get_seq_length() for layer in layers if type(layer) is DynamicLayer]
         if held and max(held) < ids.shape[1]:
             if unread == length:  # as it was
                 replace_layers(self.cache.cache, DynamicLayer)
-            raise Refused("Something drops keys from the target's cache (a hook, say), which drafts count on: generate without.")
+            raise Refused(
+                "Something drops keys from the target's cache (a hook, say), which drafts count "
+                "on: generate without."
+            )
         self.prefix_rows, self.written = [unread] * len(sequences), unread + size
         return logits[:, -size - 1 :]
 
@@ -167,23 +188,38 @@ class Verifier:
             ids,
             next_sequence_length=None if self.is_first and count == length else count,
             is_first_iteration=self.is_first,
-            **{**self.model_kwargs, **{name: tensor[..., :length] for name, tensor in self.per_token.items()}},
+            **{
+                **self.model_kwargs,
+                **{name: tensor[..., :length] for name, tensor in self.per_token.items()},
+            },
         )
         inputs |= with_cache(self.model, self.cache.cache)  # Phi-3's drops an empty one
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-            if self.reads_features and self.states is None:  # of an int Gemma 4's last layers make a few rows alone
-                inputs["logits_to_keep"] = torch.arange(count - logits_to_keep, count, device=ids.device)
+            # of an int Gemma 4's last layers make a few rows alone
+            if self.reads_features and self.states is None:
+                inputs["logits_to_keep"] = torch.arange(
+                    count - logits_to_keep, count, device=ids.device
+                )
         self.is_first = False
         with grouped_heads(count):
             return self.model(**inputs, return_dict=True).logits
 
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        if self.states is not None and not any(map(len, drafts)):  # plain decoding goes on with the newest token alone
-            self._read(torch.cat([sequence.ids for sequence in sequences]), [count - 1 for count in self._unread()])
+        # plain decoding goes on with the newest token alone
+        if self.states is not None and not any(map(len, drafts)):
+            self._read(
+                torch.cat([sequence.ids for sequence in sequences]),
+                [count - 1 for count in self._unread()],
+            )
         counts = [1] * len(sequences) if self.states is None else self._unread()
-        ends = [(sequence, sequence.length, count) for sequence, count in zip(sequences, counts, strict=True)]
-        logits = self._run([sequence.ids[0, end - count : end] for sequence, end, count in ends], drafts)
+        ends = [
+            (sequence, sequence.length, count)
+            for sequence, count in zip(sequences, counts, strict=True)
+        ]
+        logits = self._run(
+            [sequence.ids[0, end - count : end] for sequence, end, count in ends], drafts
+        )
         if self.states is None:
             return logits
         wanted = torch.arange(1 + max(map(len, drafts)), device=logits.device)
@@ -192,26 +228,41 @@ class Verifier:
         return logits[rows, (last + wanted).clamp(max=logits.shape[1] - 1)]
 
     def _run(self, prefixes: list[LongTensor], drafts: list[Draft]) -> Tensor:
-        """Run the target over the end of each sequence's prefix, int64 `(u,)`, its draft, and padding; return its logits."""
+        """Run the target over the end of each sequence's prefix, int64 `(u,)`, its draft, and
+        padding; return its logits.
+        """
         counts = [len(prefix) for prefix in prefixes]
-        size = max(count + len(draft.row_parents) for count, draft in zip(counts, drafts, strict=True))
+        size = max(
+            count + len(draft.row_parents) for count, draft in zip(counts, drafts, strict=True)
+        )
         if self.row_counts is not None:
             size = next(count for count in self.row_counts if count >= size)
         ids = torch.zeros((len(prefixes), size), dtype=torch.long, device=prefixes[0].device)
         shapes = []
         for row, (prefix, draft, count) in enumerate(zip(prefixes, drafts, counts, strict=True)):
             ids[row, : count + len(draft)] = torch.cat([prefix, draft.tokens])
-            shapes.append(tree_shape([*range(-1, count - 2), *(parent + count - 1 for parent in draft.row_parents)], size))
+            shapes.append(
+                tree_shape(
+                    [*range(-1, count - 2), *(parent + count - 1 for parent in draft.row_parents)],
+                    size,
+                )
+            )
         if self.states is not None and (size > 1 or 0 in counts):
             self.states.copy()
         sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
-        if self.num_positions is not None:  # beyond them stand rows that are not read, and a prefix that goes on there
+        mask, positions = self.attention.inputs(
+            self.cache.lengths, sees, depths, self.cache.num_slots
+        )
+        # beyond them stand rows that are not read, and a prefix that goes on there
+        if self.num_positions is not None:
             for row, (ended, count) in enumerate(zip(self.ended, counts, strict=True)):
                 positions[row, 0 if ended else count :].clamp_(max=self.num_positions - 1)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
-                ids, next_sequence_length=size, is_first_iteration=False, **{**self.model_kwargs, "attention_mask": None}
+                ids,
+                next_sequence_length=size,
+                is_first_iteration=False,
+                **{**self.model_kwargs, "attention_mask": None},
             )
             for name in ("logits_to_keep", "input_ids", *PER_TOKEN):
                 self.extra.pop(name, None)
@@ -226,24 +277,36 @@ class Verifier:
         return outputs.logits
 
     def _embed(self, ids: LongTensor, counts: list[int], drafts: list[Draft]) -> Tensor:
-        """Embed ids `(B, M)`, with the prompt rows' own embeddings after the prefixes' rows and the nodes."""
+        """Embed ids `(B, M)`, with the prompt rows' own embeddings after the prefixes' rows and the
+        nodes.
+        """
         embeddings = self.model.get_input_embeddings()(ids).clone()
         for row, (count, draft) in enumerate(zip(counts, drafts, strict=True)):
             if draft.prompt_rows is not None:
-                embeddings[row, count + len(draft) : count + len(draft.row_parents)] = draft.prompt_rows.embeddings.to(embeddings)
+                embeddings[row, count + len(draft) : count + len(draft.row_parents)] = (
+                    draft.prompt_rows.embeddings.to(embeddings)
+                )
         return embeddings
 
     def keep(self, paths: list[list[int] | None]) -> None:
         """Keep the accepted nodes' entries, and drop the rejected ones'.
 
         Args:
-            paths: for each sequence the accepted nodes to keep, from the root down; None for one that is finished.
+            paths: for each sequence the accepted nodes to keep, from the root down; None for one
+                that is finished.
         """
         pairs = zip(paths, self.prefix_rows, strict=True)
-        self._keep([[] if path is None else [*range(rows), *(node + rows for node in path)] for path, rows in pairs])
+        self._keep(
+            [
+                [] if path is None else [*range(rows), *(node + rows for node in path)]
+                for path, rows in pairs
+            ]
+        )
 
     def _keep(self, entries: list[list[int]]) -> None:
-        """Keep some rows of the last forward, of each sequence; a recurrent state has read all of them, or none."""
+        """Keep some rows of the last forward, of each sequence; a recurrent state has read all of
+        them, or none.
+        """
         if self.states is not None:
             back = [row for row, kept in enumerate(entries) if len(kept) < self.written]
             if back:
@@ -253,16 +316,27 @@ class Verifier:
         self.written = 0
 
     def _read(self, texts: LongTensor, counts: list[int]) -> None:
-        """Read so many tokens more of each text `(B, n)`; over recurrent states, texts that lack equally many at a time."""
+        """Read so many tokens more of each text `(B, n)`; over recurrent states, texts that lack
+        equally many at a time.
+        """
         nothing = [Draft.chain(text[:0]) for text in texts]
-        for count in sorted({some for some in counts if some > 0}) if self.states is not None else [max(counts)]:
-            wanted = [count if lacks == count else 0 for lacks in counts] if self.states is not None else counts
+        for count in (
+            sorted({some for some in counts if some > 0})
+            if self.states is not None
+            else [max(counts)]
+        ):
+            wanted = (
+                [count if lacks == count else 0 for lacks in counts]
+                if self.states is not None
+                else counts
+            )
             triples = zip(texts, self.cache.lengths, wanted, strict=True)
             self._run([text[length : length + some] for text, length, some in triples], nothing)
             self._keep([[*range(some)] for some in wanted])
 
     def finish(self, ids: LongTensor) -> None:
-        """Leave the cache as plain decoding does: it holds all of `ids` `(B, n)` but the last tokens, and records nothing.
+        """Leave the cache as plain decoding does: it holds all of `ids` `(B, n)` but the last
+        tokens, and records nothing.
 
         After sequences that ended early stands the padding that plain decoding reads.
         """
@@ -271,7 +345,8 @@ class Verifier:
         missing = [end - length for length in self.cache.lengths]
         if any(missing):
             self.ended = [False] * len(ids)
-            if self.cache.num_slots is not None:  # a compiled forward or a static cache has no room to spare
+            # a compiled forward or a static cache has no room to spare
+            if self.cache.num_slots is not None:
                 self.forward, self.row_counts = self.model, None
             if self.attention is None:
                 self.read(ids, missing[0])

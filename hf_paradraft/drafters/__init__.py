@@ -1,4 +1,6 @@
-"""All kinds of drafters. A new one is a folder next to this file, and one line here; their order means nothing."""
+"""All kinds of drafters. A new one is a folder next to this file, and one line here; their order
+means nothing.
+"""
 
 from ..outer_names import CONFIG_MAPPING_NAMES
 from .autoregressive import AutoregressiveDrafter
@@ -44,7 +46,9 @@ def kind_named(name: str) -> type[SavedDrafter]:
     for kind in KINDS:
         if kind.kind == name:
             return kind
-    raise ValueError(f"There is no kind {name!r}: it is one of {', '.join(sorted(kind.kind for kind in KINDS))}.")
+    raise ValueError(
+        f"There is no kind {name!r}: it is one of {', '.join(sorted(kind.kind for kind in KINDS))}."
+    )
 
 
 def kind_of(folder: DrafterFolder) -> type[SavedDrafter]:
@@ -54,21 +58,30 @@ def kind_of(folder: DrafterFolder) -> type[SavedDrafter]:
         OSError: no saved model does.
         ValueError: something else; the message says what, if it is known.
     """
-    kinds = [kind for kind in KINDS if folder.holds(ADAPTER if kind.is_adapter else CONFIG) and kind.recognises(folder)]
+    kinds = [
+        kind
+        for kind in KINDS
+        if folder.holds(ADAPTER if kind.is_adapter else CONFIG) and kind.recognises(folder)
+    ]
     if len(kinds) == 1:
         return kinds[0]
     if kinds:
-        raise ValueError(f"{folder} holds a {' and a '.join(kind.title for kind in kinds)}: give each a folder of its own.")
+        raise ValueError(
+            f"{folder} holds a {' and a '.join(kind.title for kind in kinds)}: give each a folder "
+            "of its own."
+        )
     if not folder.holds(CONFIG):
         raise OSError(
-            f"{folder} holds no drafter: it has no config.json and no adapter_config.json. Give a folder that was saved whole."
+            f"{folder} holds no drafter: it has no config.json and no adapter_config.json. Give a "
+            "folder that was saved whole."
         )
     if folder.identified is not None:
         raise ValueError(f"{folder} holds a {folder.identified}, which is not served here.")
     model_type = folder.config.get("model_type")
     if isinstance(model_type, str) and model_type not in CONFIG_MAPPING_NAMES:
         raise ValueError(
-            f"{folder} has a config.json of model_type {model_type!r}, which is no kind of drafter here, and transformers does "
-            "not know it: it needs a later version, or a package of its own."
+            f"{folder} has a config.json of model_type {model_type!r}, which is no kind of drafter "
+            "here, and transformers does not know it: it needs a later version, or a package of "
+            "its own."
         )
     raise ValueError(NO_MASK)

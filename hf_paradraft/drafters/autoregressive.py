@@ -1,4 +1,6 @@
-"""Any small causal LM as a drafter, one token a forward (Leviathan et al., 2023); its folder says that it is one."""
+"""Any small causal LM as a drafter, one token a forward (Leviathan et al., 2023); its folder says
+that it is one.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,13 @@ from .reading import ReadingDrafting
 
 
 class AutoregressiveDrafter(SavedDrafter):
-    """A causal LM as a drafter that guesses one token a forward; where trees are wanted, it continues several candidates.
+    """A causal LM as a drafter that guesses one token a forward; where trees are wanted, it
+    continues several candidates.
 
     Args:
         model: a causal LM that takes explicit masks, with the target's tokens.
-        speculation_config: default: 20 tokens deep, as in transformers' own assisted generation, in trees as large as pays.
+        speculation_config: default: 20 tokens deep, as in transformers' own assisted generation, in
+            trees as large as pays.
 
     Raises:
         ValueError: a model that cannot draft so.
@@ -37,21 +41,25 @@ class AutoregressiveDrafter(SavedDrafter):
     template = "autoregressive.jinja"
     made_from = "base_model"
     has_tokenizer = True
-    fits = "transformers with hf_paradraft; as a plain model, any engine's autoregressive speculation"
+    fits = (
+        "transformers with hf_paradraft; as a plain model, any engine's autoregressive speculation"
+    )
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
         check_drafts(model)
         if attention_windows(model) is None:
             raise ValueError(
-                f"{type(model).__name__} as it is loaded here takes no explicit masks, which its guesses are read with: pass it "
-                f"as assistant_model itself{or_sdpa(model)}."
+                f"{type(model).__name__} as it is loaded here takes no explicit masks, which its "
+                f"guesses are read with: pass it as assistant_model itself{or_sdpa(model)}."
             )
         self.model = model
         self.speculation_config = speculation_config or SpeculationConfig(20)
         self.config, self.name_or_path = model.config, model.name_or_path
 
     @classmethod
-    def from_causal_lm(cls, model: PreTrainedModel | str | Path, **kwargs: Any) -> AutoregressiveDrafter:
+    def from_causal_lm(
+        cls, model: PreTrainedModel | str | Path, **kwargs: Any
+    ) -> AutoregressiveDrafter:
         """Wrap a causal LM.
 
         Args:
@@ -63,16 +71,23 @@ class AutoregressiveDrafter(SavedDrafter):
             ValueError: a model that cannot draft so.
         """
         model = unwrapped(model)
-        return cls(model) if isinstance(model, PreTrainedModel) else cls.from_pretrained(model, **kwargs)
+        return (
+            cls(model)
+            if isinstance(model, PreTrainedModel)
+            else cls.from_pretrained(model, **kwargs)
+        )
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by what `write` adds to the model's own `config.json`."""
+        """Implement `SavedDrafter.recognises`, by what `write` adds to the model's own
+        `config.json`.
+        """
         return folder.provenance.get("kind") == cls.kind
 
     @classmethod
     def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> AutoregressiveDrafter:
-        """Load the causal LM in a folder as a drafter, with the `speculation_config` that was saved with it, if any.
+        """Load the causal LM in a folder as a drafter, with the `speculation_config` that was saved
+        with it, if any.
 
         Args:
             folder: with its files.
@@ -84,14 +99,22 @@ class AutoregressiveDrafter(SavedDrafter):
         options = folder.provenance.get("speculation_config") if cls.recognises(folder) else None
         tensor_names(folder.path)
         loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder.path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+            folder.path,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **kwargs,
         )
         refuse_missing(info, type(loaded).__name__, folder.path)
-        return cls(loaded.eval(), None if options is None else SpeculationConfig.from_saved(options))
+        return cls(
+            loaded.eval(), None if options is None else SpeculationConfig.from_saved(options)
+        )
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List the model's architecture, its vocabulary size and the number of drafts, as (name, value) pairs."""
+        """List the model's architecture, its vocabulary size and the number of drafts, as (name,
+        value) pairs.
+        """
         options = provenance_of(config).get("speculation_config") or {}
         return [
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
@@ -100,20 +123,30 @@ class AutoregressiveDrafter(SavedDrafter):
         ]
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Save the model with a config that says that it is a drafter; the loaded model's own config stays as it is."""
+        """Save the model with a config that says that it is a drafter; the loaded model's own
+        config stays as it is.
+        """
         check_merged(self.model)
         mend_sampling(self.model.generation_config)
         self.model.save_pretrained(folder, **kwargs)
         config = read_config(folder)
-        config["paradraft"] = {"kind": self.kind, "speculation_config": asdict(self.speculation_config)}
+        config["paradraft"] = {
+            "kind": self.kind,
+            "speculation_config": asdict(self.speculation_config),
+        }
         write_json(folder / "config.json", config)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own. No round is compiled."""
-        return ReadingDrafting(CausalRows(self.model), SpeculationConfig(), max_length, extends=True)
+        return ReadingDrafting(
+            CausalRows(self.model), SpeculationConfig(), max_length, extends=True
+        )
 
-    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
-        """Compute logits of the next tokens after a whole prefix, each after the most probable one, without caches.
+    def draft_logits(
+        self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """Compute logits of the next tokens after a whole prefix, each after the most probable one,
+        without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.

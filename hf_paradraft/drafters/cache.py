@@ -1,4 +1,6 @@
-"""A drafter's own cache: every layer keeps every token, and after the text stand guessed tokens, each seeing its path."""
+"""A drafter's own cache: every layer keeps every token, and after the text stand guessed tokens,
+each seeing its path.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,7 +14,14 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.utils import logging
 
-from ..decoding.cache import SLOTS, RaggedCache, empty_cache, replace_layers, static_cache, use_plain_layers
+from ..decoding.cache import (
+    SLOTS,
+    RaggedCache,
+    empty_cache,
+    replace_layers,
+    static_cache,
+    use_plain_layers,
+)
 from ..decoding.compiled import compiled_on
 from ..hardware import input_device
 from ..names import StaticLayer, with_cache
@@ -23,7 +32,9 @@ logger = logging.get_logger(__name__)
 
 
 def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
-    """Make an empty cache for a drafter whose layers all keep every token; a static one where `num_slots` are asked for."""
+    """Make an empty cache for a drafter whose layers all keep every token; a static one where
+    `num_slots` are asked for.
+    """
     if num_slots:
         return static_cache(model, num_slots)
     cache = empty_cache(model)
@@ -32,7 +43,9 @@ def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
 
 
 def make_room(cache: RaggedCache, count: int) -> None:
-    """Let a static cache hold `count` entries after the longest row's end; a longer one takes its place if it has to."""
+    """Let a static cache hold `count` entries after the longest row's end; a longer one takes its
+    place if it has to.
+    """
     if cache.num_slots is None or cache.end + count <= (old_slots := cache.num_slots):
         return
     num_slots = -(-(cache.end + count) // SLOTS) * SLOTS
@@ -41,12 +54,17 @@ def make_room(cache: RaggedCache, count: int) -> None:
     for layer, longer in zip(old, cache.cache.layers, strict=True):
         if longer is not layer and layer.is_initialized:
             longer.lazy_initialization(layer.keys, layer.values)
-            longer.keys[:, :, :old_slots], longer.values[:, :, :old_slots] = layer.keys, layer.values
+            longer.keys[:, :, :old_slots], longer.values[:, :, :old_slots] = (
+                layer.keys,
+                layer.values,
+            )
             longer.cumulative_length.copy_(layer.cumulative_length)
 
 
 def compiled_method(method: Any, compiled: bool) -> Any:
-    """Compile a drafter's method as the target's forward is, if wanted: its first argument is a tensor, its output is copied."""
+    """Compile a drafter's method as the target's forward is, if wanted: its first argument is a
+    tensor, its output is copied.
+    """
     if not compiled:
         return method
 
@@ -57,8 +75,11 @@ def compiled_method(method: Any, compiled: bool) -> Any:
     return forward
 
 
-def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any) -> list[GuessedLogits]:
-    """Make the guesses after each prefix, as many as there is room for; none where it has no logits.
+def guesses_of(
+    logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any
+) -> list[GuessedLogits]:
+    """Make the guesses after each prefix, as many as there is room for; none where it has no
+    logits.
 
     Args:
         logits: `(K, V')` of each.
@@ -74,7 +95,8 @@ def guesses_of(logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **op
 
 @torch.no_grad()
 def check_continues(model: PreTrainedModel) -> None:
-    """Try once whether `model` reads several tokens after a state as it reads them one after the other; not all can.
+    """Try once whether `model` reads several tokens after a state as it reads them one after the
+    other; not all can.
 
     Args:
         model: a drafter.
@@ -93,24 +115,29 @@ def check_continues(model: PreTrainedModel) -> None:
         except Exception:  # whatever a model raises that was not written for it
             notes["continues"] = False
         else:
-            tolerance = 1e-3 if model.dtype == torch.float32 else 0.3  # a forgotten state makes logits that have little in common
+            # a forgotten state makes logits that have little in common
+            tolerance = 1e-3 if model.dtype == torch.float32 else 0.3
             notes["continues"] = bool((together - alone).abs().max() < tolerance * together.std())
         finally:
             model.train(training)
     if not notes["continues"]:
         raise ValueError(
-            f"{type(model).__name__} does not read several tokens after its recurrent state as it does one by one, so it can "
-            "not draft: use another one."
+            f"{type(model).__name__} does not read several tokens after its recurrent state as it "
+            "does one by one, so it can not draft: use another one."
         )
 
 
 def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
-    """Compute logits `(1, n, V)` float32 of some tokens, read after each other in parts of these sizes."""
+    """Compute logits `(1, n, V)` float32 of some tokens, read after each other in parts of these
+    sizes.
+    """
     cache = DynamicCache(config=model.config.get_text_config())
     parts = []
     for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
         ids = (part + 1) % model.config.get_text_config().vocab_size
-        parts.append(model(ids, use_cache=True, position_ids=part, **with_cache(model, cache)).logits.float())
+        parts.append(
+            model(ids, use_cache=True, position_ids=part, **with_cache(model, cache)).logits.float()
+        )
     return torch.cat(parts, dim=1)
 
 
@@ -121,7 +148,8 @@ class Node:
     Attributes:
         token: its id.
         parent: index into the row's nodes, -1 for the text's last token.
-        columns: where the entries of its ancestors and its own stand in the cache, after the longest row's end.
+        columns: where the entries of its ancestors and its own stand in the cache, after the
+            longest row's end.
     """
 
     token: int
@@ -146,14 +174,16 @@ class Nodes:
         """Take more nodes, as `Extend` gets them, padded to `least`.
 
         Returns:
-            What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how deep each column stands,
-            int64 `(B, C)`.
+            What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how
+            deep each column stands, int64 `(B, C)`.
         """
         size = max(least, *map(len, tokens))
         columns = self.columns + size
         sees: numpy.ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
         depths: numpy.ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
-        sees[:, range(size), range(self.columns, columns)] = True  # padding sees itself: no empty softmax
+        sees[:, range(size), range(self.columns, columns)] = (
+            True  # padding sees itself: no empty softmax
+        )
         for row, (nodes, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
             for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
                 ancestors = nodes[parent].columns if parent >= 0 else []
@@ -168,7 +198,10 @@ class Nodes:
         """Find the columns of the nodes that `tokens`, in a row after the text, have become."""
         nodes, last = self.rows[row], -1
         for token in tokens:
-            match = next((i for i, node in enumerate(nodes) if node.parent == last and node.token == token), None)
+            match = next(
+                (i for i, node in enumerate(nodes) if node.parent == last and node.token == token),
+                None,
+            )
             if match is None:
                 break
             last = match
@@ -176,24 +209,33 @@ class Nodes:
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
-    """Make the mask and depths of texts' new tokens and masks after: each sees its text up to itself; padding, only itself.
+    """Make the mask and depths of texts' new tokens and masks after: each sees its text up to
+    itself; padding, only itself.
 
     Args:
         padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
         size: M.
 
     Returns:
-        What the rows see of each other, bool `(B, M, M)`, and how deep they stand, int64 `(B, M)`, as `TreeAttention` takes them.
+        What the rows see of each other, bool `(B, M, M)`, and how deep they stand, int64 `(B, M)`,
+        as `TreeAttention` takes them.
     """
     depths = torch.arange(size, device=padding.device) - padding
     itself = torch.eye(size, dtype=torch.bool, device=padding.device)
-    return ((depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])) | itself, depths.clamp(min=0)
+    return (
+        (depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])
+    ) | itself, depths.clamp(min=0)
 
 
 def newer_halves(
-    rows: list[LongTensor], starts: list[int], count: int, prefixes: list[Prefix], context: int | None
+    rows: list[LongTensor],
+    starts: list[int],
+    count: int,
+    prefixes: list[Prefix],
+    context: int | None,
 ) -> tuple[int, list[int]]:
-    """Move on where texts begin to be read, once positions run out, and guess no more than there are positions for.
+    """Move on where texts begin to be read, once positions run out, and guess no more than there
+    are positions for.
 
     Args:
         rows: the texts, int64 `(n,)` each.
@@ -212,22 +254,35 @@ def newer_halves(
     if all(len(ids) - start + room <= context for ids, start in zip(rows, starts, strict=True)):
         return count, starts
     logger.warning_once(
-        f"The text is longer than the {context} tokens that the drafter has positions for: it reads the newer half of them "
-        "alone, and fewer of its guesses may be right."
+        f"The text is longer than the {context} tokens that the drafter has positions for: it "
+        "reads the newer half of them alone, and fewer of its guesses may be right."
     )
-    return count, [max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)]
+    return count, [
+        max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)
+    ]
 
 
 def fused_rows(model: Any, observations: Sequence[Observation | None]) -> dict[int, Tensor]:
-    """Fuse what the target's forward brought, of all rows at once; by the row, without those of which it brought nothing.
+    """Fuse what the target's forward brought, of all rows at once; by the row, without those of
+    which it brought nothing.
 
     Args:
         model: has `fuse`.
         observations: of the rows.
     """
-    known = {row: seen.features for row, seen in enumerate(observations) if seen is not None and seen.features}
+    known = {
+        row: seen.features
+        for row, seen in enumerate(observations)
+        if seen is not None and seen.features
+    }
     if not known:
         return {}
     rows = list(known.values())
     fused = model.fuse({key: torch.cat([features[key] for features in rows]) for key in rows[0]})
-    return dict(zip(known, fused.split([len(next(iter(features.values()))) for features in rows]), strict=True))
+    return dict(
+        zip(
+            known,
+            fused.split([len(next(iter(features.values()))) for features in rows]),
+            strict=True,
+        )
+    )

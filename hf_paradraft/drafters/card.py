@@ -18,11 +18,17 @@ def card_fields(kind: Any, folder: DrafterFolder) -> CardFields:
         OSError, ValueError: a damaged file.
     """
     config = kind.read_description(folder)
-    provenance = provenance_of({"paradraft": folder.record} if kind.is_adapter and folder.record else config)
+    provenance = provenance_of(
+        {"paradraft": folder.record} if kind.is_adapter and folder.record else config
+    )
     base = provenance["training"].get(kind.made_from)
     return CardFields(
         template=kind.template,
-        library_name="peft" if kind.is_adapter else "transformers" if kind.has_tokenizer else "hf-paradraft",
+        library_name="peft"
+        if kind.is_adapter
+        else "transformers"
+        if kind.has_tokenizer
+        else "hf-paradraft",
         relation="adapter" if kind.is_adapter else "finetune",
         base_model=base or (config.get("base_model_name_or_path") if kind.is_adapter else None),
         kind=kind.kind,

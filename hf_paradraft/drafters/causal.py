@@ -1,4 +1,6 @@
-"""A causal LM that drafts: its texts, with masks after them, as a `Reader` runs it; and without one, where it takes no masks."""
+"""A causal LM that drafts: its texts, with masks after them, as a `Reader` runs it; and without
+one, where it takes no masks.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from .reader import Reader, RowModel
 
 
 def unwrapped(model: Any) -> Any:
-    """Take a model out of what PEFT or `torch.compile` has put around it; its adapters stay in it. A name stays a name."""
+    """Take a model out of what PEFT or `torch.compile` has put around it; its adapters stay in it.
+    A name stays a name.
+    """
     return innermost(model) if isinstance(model, torch.nn.Module) else model
 
 
@@ -35,7 +39,10 @@ def check_merged(model: PreTrainedModel) -> None:
         ValueError: it has some.
     """
     if any(isinstance(part, BaseTunerLayer) for part in model.modules()):
-        raise ValueError("The drafter has an adapter in it, and is saved without: make it of model.merge_and_unload().")
+        raise ValueError(
+            "The drafter has an adapter in it, and is saved without: make it of "
+            "model.merge_and_unload()."
+        )
 
 
 def check_drafts(model: PreTrainedModel) -> None:
@@ -49,14 +56,18 @@ def check_drafts(model: PreTrainedModel) -> None:
     check_forgets(model)
     cache = empty_cache(model)
     if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
-        raise ValueError(f"{type(model).__name__} has no attention layers, so nothing counts what it has read: it cannot draft.")
+        raise ValueError(
+            f"{type(model).__name__} has no attention layers, so nothing counts what it has read: "
+            "it cannot draft."
+        )
     if is_recurrent(cache):
         check_continues(model)
 
 
 @torch.no_grad()
 def logits_after(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
-    """Compute logits after each prefix and each mask, by one forward without caches; what caches are tested against.
+    """Compute logits after each prefix and each mask, by one forward without caches; what caches
+    are tested against.
 
     Args:
         model: a causal LM.
@@ -87,35 +98,60 @@ class CausalRows(RowModel):
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `RowModel.text`: the ids, int64 `(B, M)`, with `unknown` for those that the model does not have."""
-        return ids.where((ids >= 0) & (ids < self.stack.get_input_embeddings().num_embeddings), self.unknown)
+        """Implement `RowModel.text`: the ids, int64 `(B, M)`, with `unknown` for those that the
+        model does not have.
+        """
+        return ids.where(
+            (ids >= 0) & (ids < self.stack.get_input_embeddings().num_embeddings), self.unknown
+        )
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
         """Implement `RowModel.masks`: ids of the first `count` masks, or of all."""
-        return torch.tensor(self.mask_ids[:count], dtype=torch.long, device=self.stack.device).expand(len(fused), -1)
+        return torch.tensor(
+            self.mask_ids[:count], dtype=torch.long, device=self.stack.device
+        ).expand(len(fused), -1)
 
     def forward_rows(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache, count: int
+        self,
+        inputs: Tensor,
+        mask: Tensor | dict[str, Tensor] | None,
+        positions: LongTensor,
+        cache: Cache,
+        count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Implement `RowModel.forward_rows`, by the model's own forward; nodes are fed with nothing but their ids."""
-        fed = {"inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs, "attention_mask": mask}
+        """Implement `RowModel.forward_rows`, by the model's own forward; nodes are fed with nothing
+        but their ids.
+        """
+        fed = {
+            "inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs,
+            "attention_mask": mask,
+        }
         given = {"position_ids": positions, "use_cache": True, **with_cache(self.stack, cache)}
         logits = self.stack(**fed, **given, logits_to_keep=count).logits
         return logits, logits[..., :0]
 
     def reads_like(self, other: RowModel) -> bool:
         """Implement `RowModel.reads_like`: the same model and masks."""
-        return isinstance(other, CausalRows) and other.stack is self.stack and other.mask_ids == self.mask_ids
+        return (
+            isinstance(other, CausalRows)
+            and other.stack is self.stack
+            and other.mask_ids == self.mask_ids
+        )
 
     def reader(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Implement `RowModel.reader`; a model that takes no explicit masks reads one text at a time."""
+        """Implement `RowModel.reader`; a model that takes no explicit masks reads one text at a
+        time.
+        """
         if attention_windows(self.stack) is None:
             return OneTextReader(self)
         return Reader(self, config, max_length)
 
 
-def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int) -> Tensor:
-    """Compute logits after a prefix and each mask; the cache then holds `ids`, or fewer of them where layers are recurrent.
+def read_with_masks(
+    model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int
+) -> Tensor:
+    """Compute logits after a prefix and each mask; the cache then holds `ids`, or fewer of them
+    where layers are recurrent.
 
     Args:
         model: run once, or twice where many tokens wait to be read after a recurrent state.
@@ -125,8 +161,8 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
         unknown: stands for ids that the model has no embedding of.
 
     Returns:
-        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')` after a recurrent drafter's
-        very first token.
+        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')`
+        after a recurrent drafter's very first token.
     """
     vocab_size = model.get_input_embeddings().num_embeddings
     length, recurrent = cache.get_seq_length(), is_recurrent(cache)
@@ -135,7 +171,12 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
 
     def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
         positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]
-        inputs = {"input_ids": fed, "position_ids": positions, "use_cache": True, **with_cache(model, cache)}
+        inputs = {
+            "input_ids": fed,
+            "position_ids": positions,
+            "use_cache": True,
+            **with_cache(model, cache),
+        }
         return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
 
     if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
@@ -155,7 +196,8 @@ def read_with_masks(model: PreTrainedModel, ids: LongTensor, cache: Cache, masks
 
 
 class OneTextReader:
-    """One call's reading by a causal LM that takes no explicit masks: flash attention's, or one with a recurrent state.
+    """One call's reading by a causal LM that takes no explicit masks: flash attention's, or one
+    with a recurrent state.
 
     Args:
         model: the causal LM, and its masks.
@@ -171,8 +213,9 @@ class OneTextReader:
         if count > 1:
             network = self.model.stack
             raise ValueError(
-                f"{type(network).__name__} as it is loaded here takes no explicit masks, so it drafts for one prompt at a "
-                f"time: call generate once per prompt{or_sdpa(network)}."
+                f"{type(network).__name__} as it is loaded here takes no explicit masks, so it "
+                "drafts for one prompt at a time: call generate once per "
+                f"prompt{or_sdpa(network)}."
             )
 
     @torch.no_grad()
@@ -191,13 +234,17 @@ class OneTextReader:
         return [read_with_masks(network, ids[None, self.start :], self.cache, masks, model.unknown)]
 
     def _forget(self, length: int) -> None:
-        """Drop what was read after so many tokens; where that is not in the cache alone, all is read anew."""
+        """Drop what was read after so many tokens; where that is not in the cache alone, all is
+        read anew.
+        """
         self.length = min(self.length, length)
         more = self.start + self.cache.get_seq_length() - self.length
         if self.length < self.start:
             self.cache, self.start = empty_cache(self.model.stack), 0
         elif more > 0:
-            if all(type(layer) is DynamicLayer or stores_nothing(layer) for layer in self.cache.layers):
+            if all(
+                type(layer) is DynamicLayer or stores_nothing(layer) for layer in self.cache.layers
+            ):
                 self.cache.crop(-more)
             else:  # a state cannot go back so far, and a window has dropped what it would need
                 self.cache = empty_cache(self.model.stack)
@@ -210,8 +257,16 @@ class OneTextReader:
         """Keep nothing for later calls."""
 
 
-def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTrainedConfig, args: tuple, kwargs: dict) -> Any:
-    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may lie next to them.
+def load_whole(
+    load: Callable[..., Any],
+    name: str,
+    folder: Path,
+    config: PreTrainedConfig,
+    args: tuple,
+    kwargs: dict,
+) -> Any:
+    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may
+    lie next to them.
 
     Args:
         load: `from_pretrained` of its class.
@@ -221,23 +276,30 @@ def load_whole(load: Callable[..., Any], name: str, folder: Path, config: PreTra
 
     Raises:
         OSError: weights are missing.
-        ValueError: the config is another class's, or there are weights that the class has no place for.
+        ValueError: the config is another class's, or there are weights that the class has no place
+            for.
     """
     if (wanted := config.architectures or []) and wanted[0] != name:
         raise ValueError(
-            f"{folder} holds a {wanted[0]}, and its config is that of a {name}: it is no PARD drafter, which is a plain "
-            "causal LM."
+            f"{folder} holds a {wanted[0]}, and its config is that of a {name}: it is no PARD "
+            "drafter, which is a plain causal LM."
         )
     if (folder / WHOLE).exists() and folder / WHOLE not in tensor_files(folder).values():
         raise ValueError(
-            f"{folder} has weights in one piece and in several ({WHOLE}, {INDEX}), and transformers reads the former: remove "
-            "those that do not belong there."
+            f"{folder} has weights in one piece and in several ({WHOLE}, {INDEX}), and "
+            "transformers reads the former: remove those that do not belong there."
         )
-    drafter, info = load(folder, *args, config=config, output_loading_info=True, **{**kwargs, "use_safetensors": True})
+    drafter, info = load(
+        folder,
+        *args,
+        config=config,
+        output_loading_info=True,
+        **{**kwargs, "use_safetensors": True},
+    )
     refuse_missing(info, name, folder)
     if more := sorted(info["unexpected_keys"]):
         raise ValueError(
-            f"The {name} in {folder} has no place for {len(more)} of the model's weights ({', '.join(more[:3])}, …): it is no "
-            "PARD drafter, or another kind."
+            f"The {name} in {folder} has no place for {len(more)} of the model's weights "
+            f"({', '.join(more[:3])}, …): it is no PARD drafter, or another kind."
         )
     return drafter

@@ -1,4 +1,6 @@
-"""Drafting over a cache of what a network makes of the target's features: they go in as they come, and nothing else stays."""
+"""Drafting over a cache of what a network makes of the target's features: they go in as they come,
+and nothing else stays.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,9 @@ class ContextDrafting(Drafting):
     """One call's cache over what the target has read of each row.
 
     Args:
-        drafter: shared with other calls; nothing of it changes. `fuse` makes context features `(f, width)` of a token's, `inject`
-            writes them into a cache from `empty_context`, and `masks` hides what rows do not see.
+        drafter: shared with other calls; nothing of it changes. `fuse` makes context features `(f,
+            width)` of a token's, `inject` writes them into a cache from `empty_context`, and
+            `masks` hides what rows do not see.
         compiled_width: tokens that a compiled round reads; 0: none is compiled.
         num_slots: of a static cache; 0: it is dynamic.
     """
@@ -31,14 +34,18 @@ class ContextDrafting(Drafting):
         self.cache: RaggedCache | None = None
         self.masks: dict[str, Any] = {}
         self.begins: list[int] = []  # of each row, the first token with features
-        self.waiting: list[list[Tensor]] = []  # of each row, context features `(f, width)` that are not in the cache yet
+        self.waiting: list[
+            list[Tensor]
+        ] = []  # of each row, context features `(f, width)` that are not in the cache yet
 
     @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
         """Make context features of what the target has read."""
         if self.cache is None:
             self.begins = [0 if seen is None else seen.begin for seen in observations]
-            self.cache = RaggedCache(self.drafter.empty_context(self.num_slots), len(observations), 0)
+            self.cache = RaggedCache(
+                self.drafter.empty_context(self.num_slots), len(observations), 0
+            )
             self.masks = self.drafter.masks(self.begins)
             self.waiting = [[] for _ in observations]
         for row, fused in fused_rows(self.drafter, observations).items():
@@ -46,7 +53,11 @@ class ContextDrafting(Drafting):
 
     def join(self, other: Drafting) -> bool:
         """Implement `Drafting.join`."""
-        if type(other) is not type(self) or other.drafter is not self.drafter or self.compiled_width:
+        if (
+            type(other) is not type(self)
+            or other.drafter is not self.drafter
+            or self.compiled_width
+        ):
             return False
         if self.cache is None or other.cache is None:
             return False
@@ -58,7 +69,8 @@ class ContextDrafting(Drafting):
 
     def select(self, rows: list[int]) -> None:
         """Implement `Drafting.select`."""
-        self.begins, self.waiting = [self.begins[row] for row in rows], [self.waiting[row] for row in rows]
+        self.begins = [self.begins[row] for row in rows]
+        self.waiting = [self.waiting[row] for row in rows]
         select_cache(self.cache, rows)
         for mask in self.masks.values():
             select_masks(mask, rows)
@@ -69,16 +81,24 @@ class ContextDrafting(Drafting):
             return None
         forked, waiting = copy.copy(self), max(0, read - self.ends()[row])
         forked.begins = [self.begins[row]]
-        forked.cache = row_of(self.cache, row, min(self.cache.lengths[row], read - self.begins[row]))
-        forked.waiting = [[torch.cat(self.waiting[row])[:waiting]] if waiting and self.waiting[row] else []]
+        forked.cache = row_of(
+            self.cache, row, min(self.cache.lengths[row], read - self.begins[row])
+        )
+        forked.waiting = [
+            [torch.cat(self.waiting[row])[:waiting]] if waiting and self.waiting[row] else []
+        ]
         forked.masks = {kind: copy.copy(mask) for kind, mask in self.masks.items()}
         for mask in forked.masks.values():
             select_masks(mask, [row])
         forked.nbytes = bytes_of(forked.cache.cache)
         return forked
 
-    def where_read(self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None) -> list[GuessedLogits]:
-        """Keep guesses after rows of which all but the newest token has been read; nothing after others, or without guesses."""
+    def where_read(
+        self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None
+    ) -> list[GuessedLogits]:
+        """Keep guesses after rows of which all but the newest token has been read; nothing after
+        others, or without guesses.
+        """
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if guesses is None:
             return [nothing] * len(prefixes)
@@ -89,7 +109,9 @@ class ContextDrafting(Drafting):
 
     def ends(self) -> list[int]:
         """Count each row's tokens up to the last one whose features are in the cache."""
-        return [begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)]
+        return [
+            begin + length for begin, length in zip(self.begins, self.cache.lengths, strict=True)
+        ]
 
     def inject(self) -> None:
         """Put what is waiting into the cache."""
@@ -101,7 +123,9 @@ class ContextDrafting(Drafting):
         compiled = self.cache.end > 0 and max(counts) <= self.compiled_width
         size = self.compiled_width if compiled else max(counts)
         context = torch.stack([pad(rows, (0, 0, 0, size - len(rows))) for rows in waiting])
-        positions = (torch.tensor(self.ends(), device="cpu")[:, None] + torch.arange(size, device="cpu")).to(context.device)
+        positions = (
+            torch.tensor(self.ends(), device="cpu")[:, None] + torch.arange(size, device="cpu")
+        ).to(context.device)
         make_room(self.cache, size)
         compiled_method(self.drafter.inject, compiled)(context, positions, self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)

@@ -14,9 +14,22 @@ import torch
 from huggingface_hub import CommitInfo
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase, QuantoConfig, TorchAoConfig
+from transformers import (
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    QuantoConfig,
+    TorchAoConfig,
+)
 
-from ..files import check_whole, drop_old_pieces, names_folder, share_weights, tensor_names, write_json
+from ..files import (
+    check_whole,
+    drop_old_pieces,
+    names_folder,
+    share_weights,
+    tensor_names,
+    write_json,
+)
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from .card import card_fields
@@ -27,8 +40,8 @@ from .formats.folder import ADAPTER, DrafterFolder, find_folder
 class SavedDrafter(Drafter, ABC):
     """A kind of drafter with files.
 
-    One that is an `nn.Module` says how its folder is read and what is written into it (`read_folder`, `contents`); another one
-    how it is loaded and written (`load_folder`, `write`).
+    One that is an `nn.Module` says how its folder is read and what is written into it
+    (`read_folder`, `contents`); another one how it is loaded and written (`load_folder`, `write`).
 
     Attributes:
         template: of its model card, in `hub_cards/`.
@@ -37,8 +50,8 @@ class SavedDrafter(Drafter, ABC):
         has_tokenizer: whether a tokenizer lies next to it.
         is_adapter: whether it is one of PEFT's, with a config of that name.
         fits: what its folder works with.
-        training_options: the dataclass of its run's options, by name, in `training.py` next to its class; None: it is not trained
-            here. Who has one is an `nn.Module`.
+        training_options: the dataclass of its run's options, by name, in `training.py` next to its
+            class; None: it is not trained here. Who has one is an `nn.Module`.
         paradraft: how it was trained.
         packed: whether its matrices are quantised, so that they cannot be saved.
     """
@@ -56,7 +69,9 @@ class SavedDrafter(Drafter, ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Tell whether a folder with a config holds a drafter of this kind; of all kinds at most one may say so."""
+        """Tell whether a folder with a config holds a drafter of this kind; of all kinds at most
+        one may say so.
+        """
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
@@ -64,17 +79,21 @@ class SavedDrafter(Drafter, ABC):
 
         Args:
             folder: with its files.
-            ignore_keys: keys of its config that make no difference, for which it would be refused otherwise; a kind whose configs
-                are its own needs no such argument.
+            ignore_keys: keys of its config that make no difference, for which it would be refused
+                otherwise; a kind whose configs are its own needs no such argument.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
-        raise NotImplementedError(f"{cls.__name__} has no read_folder(folder), and no load_folder that does without.")
+        raise NotImplementedError(
+            f"{cls.__name__} has no read_folder(folder), and no load_folder that does without."
+        )
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Make the config and the tensors that `write` puts into a folder."""
-        raise NotImplementedError(f"{type(self).__name__} has no contents(), and no write(folder) that does without.")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no contents(), and no write(folder) that does without."
+        )
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
@@ -97,8 +116,8 @@ class SavedDrafter(Drafter, ABC):
 
         Args:
             folder: with its files.
-            kwargs: as for `placed`; and `ignore_keys`, keys of its config that nothing obeys, and of which the caller knows that
-                they make no difference.
+            kwargs: as for `placed`; and `ignore_keys`, keys of its config that nothing obeys, and
+                of which the caller knows that they make no difference.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
@@ -126,7 +145,8 @@ class SavedDrafter(Drafter, ABC):
             device_map: a device, or `"auto"`.
             speculation_config: how to use it; default: as saved.
             attn_implementation: `sdpa` or `eager`.
-            quantization_config: a `QuantoConfig` or `TorchAoConfig` of transformers, for its matrices.
+            quantization_config: a `QuantoConfig` or `TorchAoConfig` of transformers, for its
+                matrices.
             kwargs: `torch_dtype`, and what makes no difference here.
 
         Raises:
@@ -141,10 +161,14 @@ class SavedDrafter(Drafter, ABC):
         if isinstance(dtype, str):
             dtype = None if dtype == "auto" else getattr(torch, dtype, dtype)
         if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ValueError(f"There is no dtype {dtype!r} of weights: pass torch.bfloat16, 'bfloat16', 'auto' or the like.")
+            raise ValueError(
+                f"There is no dtype {dtype!r} of weights: pass torch.bfloat16, 'bfloat16', 'auto' "
+                "or the like."
+            )
         if attn_implementation not in (None, "sdpa", "eager"):
             raise ValueError(
-                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not {attn_implementation}."
+                f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not "
+                f"{attn_implementation}."
             )
         for part in self.modules() if attn_implementation else ():
             if isinstance(part, PreTrainedModel):
@@ -156,22 +180,35 @@ class SavedDrafter(Drafter, ABC):
         try:
             device = None if device_map is None else torch.device(device_map)
         except (RuntimeError, TypeError):
-            raise ValueError(f"There is no device {device_map!r}: pass 'cpu', 'cuda:0', 'auto' or the like.") from None
+            raise ValueError(
+                f"There is no device {device_map!r}: pass 'cpu', 'cuda:0', 'auto' or the like."
+            ) from None
         self.to(device=device, dtype=dtype).eval()
         if quantization_config is not None:
             quantise(self, quantization_config)
         return self
 
     def remember(self, record: dict[str, Any]) -> None:
-        """Keep how it was trained; `write` puts that into `config.json`, as `{"paradraft": {"training": record}}`."""
+        """Keep how it was trained; `write` puts that into `config.json`, as `{"paradraft":
+        {"training": record}}`.
+        """
         self.paradraft = {**self.paradraft, "training": record}
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Write it into a folder, with how to use it and how it was trained, and nothing of its target; each file whole."""
+        """Write it into a folder, with how to use it and how it was trained, and nothing of its
+        target; each file whole.
+        """
         config, tensors = self.contents()
-        config["paradraft"] = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
+        config["paradraft"] = {
+            **self.paradraft,
+            "speculation_config": asdict(self.speculation_config),
+        }
         new = folder / ".model.safetensors.new"
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, new, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            new,
+            metadata={"format": "pt"},
+        )
         new.replace(folder / "model.safetensors")
         write_json(folder / "config.json", config)
 
@@ -183,13 +220,20 @@ class SavedDrafter(Drafter, ABC):
             kwargs: of a causal LM, as for `PreTrainedModel.save_pretrained`.
 
         Raises:
-            ValueError: it has something that its layout has no place for, or the folder holds an adapter.
+            ValueError: it has something that its layout has no place for, or the folder holds an
+                adapter.
         """
         folder = Path(save_directory)
         if self.packed:
-            raise ValueError(f"This {self.title} was packed when it was loaded: load it without quantization_config to save it.")
+            raise ValueError(
+                f"This {self.title} was packed when it was loaded: load it without "
+                "quantization_config to save it."
+            )
         if not self.is_adapter and (folder / ADAPTER).exists():
-            raise ValueError(f"{folder} holds an adapter, which would be loaded in the place of this {self.title}: give another.")
+            raise ValueError(
+                f"{folder} holds an adapter, which would be loaded in the place of this "
+                f"{self.title}: give another."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder, **kwargs)
         drop_old_pieces(folder)
@@ -203,7 +247,8 @@ class SavedDrafter(Drafter, ABC):
         Args:
             repo_or_dir: a folder, or a Hub id.
             kwargs: `dtype`, `device_map`, `revision`, `subfolder`, `token` and the like, as for
-                `AutoModelForCausalLM.from_pretrained`, and what the kind's `load_folder` has. Remote code is never run.
+                `AutoModelForCausalLM.from_pretrained`, and what the kind's `load_folder` has.
+                Remote code is never run.
 
         Raises:
             OSError: nothing loadable there, or a damaged file.
@@ -211,13 +256,17 @@ class SavedDrafter(Drafter, ABC):
         """
         return load_drafter(lambda folder: cls, repo_or_dir, kwargs)
 
-    def push_to_hub(self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any) -> CommitInfo:
-        """Publish weights, configs and card in one commit, and the tokenizer of a drafter that has one.
+    def push_to_hub(
+        self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any
+    ) -> CommitInfo:
+        """Publish weights, configs and card in one commit, and the tokenizer of a drafter that has
+        one.
 
         Args:
             repo_id: `user/name`.
             tokenizer: default: the one that lies where the drafter was loaded from.
-            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
+            kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for
+                `push_drafter`.
 
         Raises:
             OSError: the Hub refused, or there is no tokenizer.
@@ -225,8 +274,13 @@ class SavedDrafter(Drafter, ABC):
         """
         if self.has_tokenizer and tokenizer is None:
             if not self.name_or_path:
-                raise ValueError("This drafter was not loaded from anywhere, so its tokenizer is not known: pass tokenizer=….")
-            tokenizer = AutoTokenizer.from_pretrained(self.name_or_path, **self.found_under, trust_remote_code=False)
+                raise ValueError(
+                    "This drafter was not loaded from anywhere, so its tokenizer is not known: "
+                    "pass tokenizer=…."
+                )
+            tokenizer = AutoTokenizer.from_pretrained(
+                self.name_or_path, **self.found_under, trust_remote_code=False
+            )
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             self.save_pretrained(folder)
@@ -265,11 +319,18 @@ def quantise(drafter: nn.Module, config: Any) -> None:
 
         quantize_(drafter, config.get_apply_tensor_subclass())
     else:
-        raise ValueError(f"A {type(config).__name__} does not pack this drafter: pass a QuantoConfig or a TorchAoConfig.")
+        raise ValueError(
+            f"A {type(config).__name__} does not pack this drafter: pass a QuantoConfig or a "
+            "TorchAoConfig."
+        )
     drafter.packed = True
 
 
-def load_drafter(kind_of: Callable[[DrafterFolder], type[SavedDrafter]], repo_or_dir: str | Path, kwargs: dict[str, Any]) -> Any:
+def load_drafter(
+    kind_of: Callable[[DrafterFolder], type[SavedDrafter]],
+    repo_or_dir: str | Path,
+    kwargs: dict[str, Any],
+) -> Any:
     """Load a drafter from a folder or a Hub repository, which is read once.
 
     Args:

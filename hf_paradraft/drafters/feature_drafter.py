@@ -1,4 +1,6 @@
-"""Drafters that read the target's hidden states and come in other libraries' formats: loading, saving, attaching."""
+"""Drafters that read the target's hidden states and come in other libraries' formats: loading,
+saving, attaching.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from ..decoding.target_head import TargetHead, finished
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .drafter import SavedDrafter
-from .formats.files import check_size, check_width, load_strictly, offset_tables, vocabulary_of, weights_in
+from .formats.files import (
+    check_size,
+    check_width,
+    load_strictly,
+    offset_tables,
+    vocabulary_of,
+    weights_in,
+)
 from .formats.folder import DrafterFolder
 from .formats.layout import without
 from .formats.speculators import proposal
@@ -28,12 +37,17 @@ from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair
 
 logger = logging.get_logger(__name__)
-PADDED = "head.weight", "markov.after.weight"  # tables that may have more rows than the target has ids
+# tables that may have more rows than the target has ids
+PADDED = (
+    "head.weight",
+    "markov.after.weight",
+)
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
 class FeatureDrafter(nn.Module, SavedDrafter):
-    """A network that reads features of a target, and shares its embedding and head where it has none of its own.
+    """A network that reads features of a target, and shares its embedding and head where it has
+    none of its own.
 
     Attributes:
         known_as: what `identify` calls its folders.
@@ -49,12 +63,17 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
         softcap, logit_scale: of its logits, instead of the target's.
-        raw_target: the target's table and head are used as they are, without the target's own scales and cap.
-        shortlist: the tokens whose logits are computed, of the target's head for its vocabulary; None: all of them.
+        raw_target: the target's table and head are used as they are, without the target's own
+            scales and cap.
+        shortlist: the tokens whose logits are computed, of the target's head for its vocabulary;
+            None: all of them.
         notes: what was understood of its files, for people.
     """
 
-    about = "reads the target's hidden states, shares its embedding and head, and guesses several tokens"
+    about = (
+        "reads the target's hidden states, shares its embedding and head, and guesses several "
+        "tokens"
+    )
     known_as: ClassVar[tuple[str, ...]]
     names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     read_config: ClassVar[Any]
@@ -73,7 +92,8 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     ):
         super().__init__()
         self.features, self.hidden_size, self.mask_token = features, hidden_size, mask_token
-        self.target_hidden_size, self.target_layers, self.target_vocab_size = target_hidden_size, target_layers, target_vocab_size
+        self.target_hidden_size, self.target_layers = target_hidden_size, target_layers
+        self.target_vocab_size = target_vocab_size
         self.embedding: nn.Embedding | None = None
         self.head: nn.Linear | None = None
         self.vocabulary = vocabulary
@@ -84,23 +104,36 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         self.speculation_config = SpeculationConfig()
         self.notes: list[tuple[str, Any]] = []
 
-    def begin_as(self, config: Any, vocabulary: LongTensor | None, own_embedding: bool, own_head: bool) -> None:
-        """Begin as a published drafter does: with a first matrix, layers and a norm, and what else it has of its own.
+    def begin_as(
+        self, config: Any, vocabulary: LongTensor | None, own_embedding: bool, own_head: bool
+    ) -> None:
+        """Begin as a published drafter does: with a first matrix, layers and a norm, and what else
+        it has of its own.
 
         Args:
             config, vocabulary, own_embedding, own_head: as for the kind.
         """
         layers = config.layers
-        sizes = (layers.hidden_size, config.target_hidden_size, config.target_layers, config.vocab_size)
-        FeatureDrafter.__init__(self, config.features or (), *sizes, vocabulary, config.mask_token_id)
-        self.fc = nn.Linear(config.num_features * config.target_hidden_size, layers.hidden_size, bias=False)
+        sizes = (
+            layers.hidden_size,
+            config.target_hidden_size,
+            config.target_layers,
+            config.vocab_size,
+        )
+        FeatureDrafter.__init__(
+            self, config.features or (), *sizes, vocabulary, config.mask_token_id
+        )
+        self.fc = nn.Linear(
+            config.num_features * config.target_hidden_size, layers.hidden_size, bias=False
+        )
         self.stack = decoder_stack(layers)
         self.hidden_norm = type(self.stack.norm)(layers.hidden_size, layers.rms_norm_eps)
         if own_embedding:
             self.embedding = embedding_of(layers, config.vocab_size)
         if own_head:
             self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
-        self.softcap, self.raw_target, self.notes = config.softcap, config.raw_target, list(config.notes)
+        self.softcap, self.raw_target = config.softcap, config.raw_target
+        self.notes = list(config.notes)
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
@@ -124,7 +157,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @classmethod
     def mend(cls, weights: dict[str, Tensor]) -> None:
-        """Bring published weights into our form, where a kind's differ by more than names. Most do nothing."""
+        """Bring published weights into our form, where a kind's differ by more than names. Most do
+        nothing.
+        """
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
@@ -159,10 +194,13 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             tensors |= offset_tables(self.vocabulary, self.target_vocab_size)
         trained = self.paradraft.get("training") or {}
         plain = self.target_head is not None and self.target_head.is_plain
-        if self.names and not plain and self.raw_target == bool(trained):  # what is trained here scales and caps as targets do
+        # what is trained here scales and caps as targets do
+        if self.names and not plain and self.raw_target == bool(trained):
             self.paradraft = {**self.paradraft, "raw_target": self.raw_target}
         config["speculators_config"] = proposal(
-            config["speculators_model_type"], self.speculation_config.num_draft_tokens, trained.get("target")
+            config["speculators_model_type"],
+            self.speculation_config.num_draft_tokens,
+            trained.get("target"),
         )
         return config, tensors
 
@@ -188,9 +226,21 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             self.shortlist.save(folder)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast as a module, but for rotary tables: bf16 is off by radians after some hundred tokens."""
-        computed = [part for name, part in self.named_modules() if name.endswith(("rotary_emb", "embedding"))]  # Gemma scales it
-        exact = [(part, name, buffer) for part in computed for name, buffer in part.named_buffers() if not buffer.is_meta]
+        """Move or cast as a module, but for rotary tables: bf16 is off by radians after some
+        hundred tokens.
+        """
+        # Gemma scales it
+        computed = [
+            part
+            for name, part in self.named_modules()
+            if name.endswith(("rotary_emb", "embedding"))
+        ]
+        exact = [
+            (part, name, buffer)
+            for part in computed
+            for name, buffer in part.named_buffers()
+            if not buffer.is_meta
+        ]
         super()._apply(*args, **kwargs)
         for part, name, buffer in exact:
             setattr(part, name, buffer.to(self.device))
@@ -225,26 +275,32 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         who = f"This {self.title}"
         if config.hidden_size != self.target_hidden_size:
             raise ValueError(
-                f"{who} reads hidden states of {self.target_hidden_size} numbers, and the target's have {config.hidden_size}: it "
-                "was made for another target."
+                f"{who} reads hidden states of {self.target_hidden_size} numbers, and the target's "
+                f"have {config.hidden_size}: it was made for another target."
             )
         deepest = max((key for key in self.needs(target) if isinstance(key, int)), default=-1)
         if deepest >= layers or self.target_layers not in (None, layers):
             raise ValueError(
-                f"{who} was made for a target of {self.target_layers or f'more than {deepest}'} layers, and this one has "
-                f"{layers}."
+                f"{who} was made for a target of {self.target_layers or f'more than {deepest}'} "
+                f"layers, and this one has {layers}."
             )
         self._check_ids(who, target)
-        if (most := self.most_drafts) is not None and self.speculation_config.num_draft_tokens > most:
+        if (
+            most := self.most_drafts
+        ) is not None and self.speculation_config.num_draft_tokens > most:
             raise ValueError(
                 f"{who} guesses {most} tokens at most, but num_draft_tokens is "
                 f"{self.speculation_config.num_draft_tokens}: lower it."
             )
         target_head = self.view_of(target).target_head
         if target_head is None or target_head.head is not target.get_output_embeddings():
-            target_head = TargetHead(target, None if self.head is not None else self.vocabulary, self.shortlist)
+            target_head = TargetHead(
+                target, None if self.head is not None else self.vocabulary, self.shortlist
+            )
         if self.head is None and target_head.embedding.weight.shape[-1] != self.hidden_size:
-            raise ValueError(f"{who} has no head of its own, and its states do not fit the target's.")
+            raise ValueError(
+                f"{who} has no head of its own, and its states do not fit the target's."
+            )
         pair(self, target, target_head=target_head)
         self.target_head = target_head
 
@@ -252,24 +308,32 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         """Refuse a target of other ids, for which it would draft and never be right.
 
         Raises:
-            ValueError: ids that the target does not have, another vocabulary, or a mask without an embedding.
+            ValueError: ids that the target does not have, another vocabulary, or a mask without an
+                embedding.
         """
         ours, theirs = self.target_vocab_size, target.config.get_text_config().vocab_size
         if self.vocabulary is not None and int(self.vocabulary.max()) >= theirs:
-            raise ValueError(f"{who} guesses ids up to {int(self.vocabulary.max())}; the target's end at {theirs - 1}.")
+            raise ValueError(
+                f"{who} guesses ids up to {int(self.vocabulary.max())}; the target's end at "
+                f"{theirs - 1}."
+            )
         if self.vocabulary is None and abs(ours - theirs) > max(PADDING, theirs // 100):
             raise ValueError(
-                f"{who} was made for a vocabulary of {ours}, and the target's has {theirs}: it was made for another target."
+                f"{who} was made for a vocabulary of {ours}, and the target's has {theirs}: it was "
+                "made for another target."
             )
         table = target.get_input_embeddings() if self.embedding is None else self.embedding
         if self.mask_token is not None and not 0 <= self.mask_token < len(table.weight):
             raise ValueError(
-                f"{who} guesses in place of mask token {self.mask_token}, and its embedding ends at {len(table.weight) - 1}: "
-                "it was made for another target, or for one with more tokens."
+                f"{who} guesses in place of mask token {self.mask_token}, and its embedding ends "
+                f"at {len(table.weight) - 1}: it was made for another target, or for one with more "
+                "tokens."
             )
 
     def started_beside(self, target: PreTrainedModel) -> Self:
-        """Attach an untrained drafter to `target`, and copy the scale of the target's final norm, which its head is used to."""
+        """Attach an untrained drafter to `target`, and copy the scale of the target's final norm,
+        which its head is used to.
+        """
         with torch.no_grad():
             final_norm(self.stack).weight.copy_(final_scale(target))
         self.to(target.get_input_embeddings().weight.device).attach(target)
@@ -281,20 +345,25 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Begin one call's drafting with the target that it was attached to last; arguments as for `ReadingDrafting`."""
+        """Begin one call's drafting with the target that it was attached to last; arguments as for
+        `ReadingDrafting`.
+        """
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""
         window = getattr(self.stack.config, "max_position_embeddings", None)
         if window is not None and max_length > window:
             logger.warning_once(
-                f"This call may reach {max_length} tokens, and the {self.title} has positions for {window}: after them fewer of "
-                "its guesses may be right."
+                f"This call may reach {max_length} tokens, and the {self.title} has positions for "
+                f"{window}: after them fewer of its guesses may be right."
             )
         return self.view_of(target).drafting(self.speculation_config, max_length)
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> Tensor:
         """Compute logits of the next tokens after a whole prefix, without caches.
 
@@ -304,11 +373,13 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             num_draft_tokens: K; default: as configured.
 
         Returns:
-            `(B, K, V')`; row `d` guesses the token at distance `d + 1`. Where it guesses one token after the other, each stands
-            after the most probable ones before.
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`. Where it guesses one token
+            after the other, each stands after the most probable ones before.
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return self.drafting(SpeculationConfig(), 0).logits_behind(input_ids.to(self.device), features, count)
+        return self.drafting(SpeculationConfig(), 0).logits_behind(
+            input_ids.to(self.device), features, count
+        )
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embed ids, `(…, hidden)` in its own dtype, by its own table or the target's."""
@@ -318,7 +389,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return self.shared.embed(ids, self.raw_target).to(self.device, self.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Compute logits `(…, V')` of normed states by its own head, scale and softcap, or by the target's where it has none."""
+        """Compute logits `(…, V')` of normed states by its own head, scale and softcap, or by the
+        target's where it has none.
+        """
         if self.head is None:
             return self.shared.logits(states, self.softcap, self.logit_scale, self.raw_target)
         logits = self.head(states)
@@ -339,11 +412,15 @@ def shared_head(drafter: Any) -> TargetHead:
         ValueError: it is attached to no target.
     """
     if drafter.target_head is None:
-        raise ValueError(f"This {drafter.title} shares its target's embedding or head: attach(target) first.")
+        raise ValueError(
+            f"This {drafter.title} shares its target's embedding or head: attach(target) first."
+        )
     return drafter.target_head
 
 
-def guessed_ids(tensors: dict[str, Tensor], size: int | None, vocab_size: int, folder: Path) -> LongTensor | None:
+def guessed_ids(
+    tensors: dict[str, Tensor], size: int | None, vocab_size: int, folder: Path
+) -> LongTensor | None:
     """Look up the target's ids that the drafter in a folder guesses, int64 `(V',)`; None: all.
 
     Args:
@@ -360,7 +437,9 @@ def guessed_ids(tensors: dict[str, Tensor], size: int | None, vocab_size: int, f
     if size is None:
         return None
     if offsets is None or not len(offsets):
-        raise OSError(f"{folder} guesses {size} ids and has no table of them (d2t): download it again.")
+        raise OSError(
+            f"{folder} guesses {size} ids and has no table of them (d2t): download it again."
+        )
     return vocabulary_of(offsets, tensors.get("t2d"), vocab_size)
 
 

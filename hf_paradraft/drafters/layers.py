@@ -1,4 +1,6 @@
-"""A few decoder layers of transformers, without embedding and head: the body of a drafter that reads features."""
+"""A few decoder layers of transformers, without embedding and head: the body of a drafter that
+reads features.
+"""
 
 from __future__ import annotations
 
@@ -20,72 +22,103 @@ GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scal
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 
 
-def decoder_stack(config: PreTrainedConfig, weights: dict[str, Tensor] | None = None) -> PreTrainedModel:
-    """Build decoder layers and final norm, as transformers makes them from `config`; fed with `inputs_embeds`.
+def decoder_stack(
+    config: PreTrainedConfig, weights: dict[str, Tensor] | None = None
+) -> PreTrainedModel:
+    """Build decoder layers and final norm, as transformers makes them from `config`; fed with
+    `inputs_embeds`.
 
     Args:
         config: of the layers.
-        weights: by the names that checkpoints of this class have, without what stands before `layers`; default: random ones.
+        weights: by the names that checkpoints of this class have, without what stands before
+            `layers`; default: random ones.
 
     Raises:
         OSError: there are weights, but not all.
-        ValueError: layers that take no explicit masks, or that transformers cannot make, or weights without a place.
+        ValueError: layers that take no explicit masks, or that transformers cannot make, or weights
+            without a place.
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, 0, True
     stack_type: Any = MODEL_MAPPING.get(type(config), None)
-    attention = (
-        "sdpa" if stack_type is None or supports_sdpa(stack_type) else "eager"
-    )  # Gemma 2 caps its scores, gpt-oss has sinks
+    # Gemma 2 caps its scores, gpt-oss has sinks
+    attention = "sdpa" if stack_type is None or supports_sdpa(stack_type) else "eager"
     try:
-        stack = AutoModel.from_config(config, attn_implementation=attention, trust_remote_code=False)
+        stack = AutoModel.from_config(
+            config, attn_implementation=attention, trust_remote_code=False
+        )
     except (KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"transformers makes no layers of this config alone: {type(error).__name__}: {reason}") from error
+        raise ValueError(
+            f"transformers makes no layers of this config alone: {type(error).__name__}: {reason}"
+        ) from error
     if weights is not None:
         stack = _with_weights(stack, weights)
     if attention_windows(stack) is None:
-        raise ValueError(f"Layers of {type(stack).__name__} take no masks and positions as they are given.")
+        raise ValueError(
+            f"Layers of {type(stack).__name__} take no masks and positions as they are given."
+        )
     stack.set_input_embeddings(nn.Identity())
     return stack.eval()
 
 
 def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
-    """Make the same layers with a checkpoint's weights, by transformers, which fuses experts and knows older names."""
+    """Make the same layers with a checkpoint's weights, by transformers, which fuses experts and
+    knows older names.
+    """
     dtype = next(iter(weights.values())).dtype
-    table = {"embed_tokens.weight": torch.zeros(1, stack.config.hidden_size, dtype=dtype)}  # which is not used
+    # which is not used
+    table = {"embed_tokens.weight": torch.zeros(1, stack.config.hidden_size, dtype=dtype)}
     loaded, info = type(stack).from_pretrained(
-        None, config=stack.config, state_dict={**weights, **table}, dtype=dtype, output_loading_info=True
+        None,
+        config=stack.config,
+        state_dict={**weights, **table},
+        dtype=dtype,
+        output_loading_info=True,
     )
     if missing := sorted(info["missing_keys"]):
-        raise OSError(f"{len(missing)} weights of the layers are missing ({', '.join(missing[:3])}, …): download them again.")
+        raise OSError(
+            f"{len(missing)} weights of the layers are missing ({', '.join(missing[:3])}, …): "
+            "download them again."
+        )
     if more := sorted(info["unexpected_keys"]):
         raise ValueError(
-            f"{len(more)} weights have no place in {type(stack).__name__} ({', '.join(more[:3])}, …): they are packed, or of a "
-            "variant that is not served."
+            f"{len(more)} weights have no place in {type(stack).__name__} ({', '.join(more[:3])}, "
+            "…): they are packed, or of a variant that is not served."
         )
     return loaded
 
 
 def embedding_of(config: PreTrainedConfig, vocab_size: int) -> nn.Embedding:
-    """Make an embedding for layers of this config, scaled as they read it: Gemma 4's by the square root of its width."""
+    """Make an embedding for layers of this config, scaled as they read it: Gemma 4's by the square
+    root of its width.
+    """
     if config.model_type == GEMMA4:
-        return Gemma4TextScaledWordEmbedding(vocab_size, config.hidden_size, None, embed_scale=config.hidden_size**0.5)
+        return Gemma4TextScaledWordEmbedding(
+            vocab_size, config.hidden_size, None, embed_scale=config.hidden_size**0.5
+        )
     return nn.Embedding(vocab_size, config.hidden_size)
 
 
 def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tuple[Tensor, Tensor]:
-    """Compute the rotary cosines and sines `(B, M, head)` of positions `(B, M)`, in the dtype of `states`."""
+    """Compute the rotary cosines and sines `(B, M, head)` of positions `(B, M)`, in the dtype of
+    `states`.
+    """
     if stack.config.model_type == GEMMA4:
         return stack.rotary_emb(states, positions, "full_attention")
     return stack.rotary_emb(states, positions)
 
 
 def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
-    """Read a target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that name them so."""
+    """Read a target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that
+    name them so.
+    """
     config = target.config.get_text_config()
     if getattr(config, "num_attention_heads", None) is None:
-        raise ValueError(f"{type(target).__name__} has no attention heads, of which such a drafter's layers are made.")
+        raise ValueError(
+            f"{type(target).__name__} has no attention heads, of which such a drafter's layers are "
+            "made."
+        )
     heads, rope = config.num_attention_heads, getattr(config, "rope_parameters", None) or {}
     by_layer = getattr(config, "per_layer_config", None)  # Gemma 4's layers differ in their heads
     last = by_layer[config.num_hidden_layers - 1] if by_layer else config
@@ -104,8 +137,11 @@ def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
     }
 
 
-def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = True) -> dict[str, Any]:
-    """Describe `num_layers` layers of a target's own class, of full attention if it has any, as a config.
+def describe_layers(
+    config: PreTrainedConfig, num_layers: int, dense: bool = True
+) -> dict[str, Any]:
+    """Describe `num_layers` layers of a target's own class, of full attention if it has any, as a
+    config.
 
     Args:
         config: of the target's text.
@@ -118,15 +154,20 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
     config = copy.deepcopy(config)
     name, first = config.model_type, 0
     if (kinds := getattr(config, "layer_types", None)) is not None:
-        kind = next((kind for kind in ("full_attention", "sliding_attention") if kind in kinds), None)
+        kind = next(
+            (kind for kind in ("full_attention", "sliding_attention") if kind in kinds), None
+        )
         kind = (getattr(config, "mtp_layer_types", None) or [kind])[0] if not dense else kind
         if kind is None:
-            raise ValueError(f"{name} has no layer of ordinary attention, which such a drafter is made of.")
+            raise ValueError(
+                f"{name} has no layer of ordinary attention, which such a drafter is made of."
+            )
         try:
             config.layer_types, first = [kind] * num_layers, [*kinds, kind].index(kind)
         except AttributeError:
             raise ValueError(
-                f"{name} computes the kinds of its layers, so none of them can be made alone: such a drafter is not to be had."
+                f"{name} computes the kinds of its layers, so none of them can be made alone: such "
+                "a drafter is not to be had."
             ) from None
     if (experts := getattr(config, "mlp_layer_types", None)) is not None:
         config.mlp_layer_types = ["dense" if dense else experts[-1]] * num_layers
@@ -135,13 +176,16 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
     for key in ("first_k_dense_replace", "moe_layer_start_index"):  # the first layer with experts
         if getattr(config, key, None) is not None:
             setattr(config, key, num_layers if dense else 0)
-    if getattr(config, "num_kv_shared_layers", None):  # Gemma 4's last layers read another one's cache
+    # Gemma 4's last layers read another one's cache
+    if getattr(config, "num_kv_shared_layers", None):
         config.num_kv_shared_layers = 0
-    if getattr(config, "hidden_size_per_layer_input", None):  # which are looked up by tokens, for each of the target's layers
+    # which are looked up by tokens, for each of the target's layers
+    if getattr(config, "hidden_size_per_layer_input", None):
         config.hidden_size_per_layer_input = 0
     config.num_hidden_layers = num_layers
     described = config.to_dict()
-    if overrides := described.get("per_layer_config"):  # Gemma 4's: by the target's layers, of which one kind is left
+    # Gemma 4's: by the target's layers, of which one kind is left
+    if overrides := described.get("per_layer_config"):
         sizes = {int(layer): sizes for layer, sizes in overrides.items()}.get(first, {})
         described |= {**sizes, "per_layer_config": {}}
     for key in ("quantization_config", "paradraft", "architectures", "_name_or_path", "dtype"):
@@ -150,14 +194,23 @@ def describe_layers(config: PreTrainedConfig, num_layers: int, dense: bool = Tru
 
 
 def last_position(stack: PreTrainedModel) -> int | None:
-    """Find the last position of a stack that has a table of them; None where positions turn, and have no end."""
+    """Find the last position of a stack that has a table of them; None where positions turn, and
+    have no end.
+    """
     turns = any(name.endswith("rotary_emb") for name, _ in stack.named_modules())
     size = getattr(stack.config.get_text_config(), "max_position_embeddings", None)
     return None if turns or size is None else size - 1
 
 
-def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
-    """Compute normed states `(B, M, hidden)` after `inputs`, whose keys and values are added to `cache`.
+def run(
+    stack: PreTrainedModel,
+    inputs: Tensor,
+    mask: Tensor | dict[str, Tensor],
+    positions: LongTensor,
+    cache: Cache,
+) -> Tensor:
+    """Compute normed states `(B, M, hidden)` after `inputs`, whose keys and values are added to
+    `cache`.
 
     Args:
         stack: from `decoder_stack`.
@@ -167,12 +220,16 @@ def run(stack: PreTrainedModel, inputs: Tensor, mask: Tensor | dict[str, Tensor]
         cache: grows by M.
     """
     given = with_cache(stack, cache)
-    outputs: Any = stack(inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=True, **given)
+    outputs: Any = stack(
+        inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=True, **given
+    )
     return outputs.last_hidden_state
 
 
 def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:
-    """Run a layer of Gemma 4 after its attention: input and attention's output are `(B, M, hidden)` each."""
+    """Run a layer of Gemma 4 after its attention: input and attention's output are `(B, M, hidden)`
+    each.
+    """
     states = states + layer.post_attention_layernorm(attended)
     inner = layer.mlp(layer.pre_feedforward_layernorm(states))
     return (states + layer.post_feedforward_layernorm(inner)) * layer.layer_scalar
@@ -187,7 +244,13 @@ class StackMasks(TreeAttention):
         dtype, device: of the masks.
     """
 
-    def __init__(self, windows: dict[str, int | None], offsets: list[int], dtype: torch.dtype, device: torch.device):
+    def __init__(
+        self,
+        windows: dict[str, int | None],
+        offsets: list[int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ):
         nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
         super().__init__(windows, nothing, torch.tensor(offsets, device=device) - 1, dtype)
 
@@ -202,7 +265,10 @@ def final_norm(decoder: nn.Module) -> nn.Module:
         for name in ("norm", "final_layernorm", "ln_f", "final_layer_norm"):
             if (norm := getattr(part, name, None)) is not None:
                 return norm
-    raise ValueError(f"{type(decoder).__name__} has no final norm by a name that is known: its normed states cannot be found.")
+    raise ValueError(
+        f"{type(decoder).__name__} has no final norm by a name that is known: its normed states "
+        "cannot be found."
+    )
 
 
 @torch.no_grad()

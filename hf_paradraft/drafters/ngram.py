@@ -1,4 +1,6 @@
-"""Guesses copied from the text itself (prompt lookup; RASD), or from a memory: no model, no files."""
+"""Guesses copied from the text itself (prompt lookup; RASD), or from a memory: no model, no
+files.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, Speculat
 
 
 class NgramDrafter(Drafter):
-    """A drafter that copies what followed the longest, then newest, match of the text's end in the text itself or a memory.
+    """A drafter that copies what followed the longest, then newest, match of the text's end in the
+    text itself or a memory.
 
     Args:
         longest: tokens of a match in the text itself at most.
@@ -34,9 +37,14 @@ class NgramDrafter(Drafter):
         memory: Memory | None = None,
     ):
         if not 1 <= shortest <= longest:
-            raise ValueError(f"Matches have 1 token at least: shortest={shortest} and longest={longest} do not go together.")
+            raise ValueError(
+                f"Matches have 1 token at least: shortest={shortest} and longest={longest} do not "
+                "go together."
+            )
         self.longest, self.shortest, self.memory = longest, shortest, memory
-        self.speculation_config = speculation_config or SpeculationConfig(10 if memory is None else 32, None)
+        self.speculation_config = speculation_config or SpeculationConfig(
+            10 if memory is None else 32, None
+        )
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> NgramDrafting:
         """Begin a `generate` call; its state is its own."""
@@ -56,7 +64,9 @@ class NgramDrafting(Drafting):
         self.lookup = PromptLookup(drafter.longest, drafter.shortest, drafter.memory, vocab_size)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """Copy a chain for each sequence, in trees one from each source; none where nothing like it was there before."""
+        """Copy a chain for each sequence, in trees one from each source; none where nothing like it
+        was there before.
+        """
         guesses = []
         for index, prefix in enumerate(prefixes):
             self.lookup.read(index, prefix.ids[0], prefix.kept)

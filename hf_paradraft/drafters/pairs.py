@@ -12,12 +12,14 @@ from ..notes import notes_on
 
 
 def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
-    """Look up or make a drafter's view of one target: the same weights, and what that target alone shares with it.
+    """Look up or make a drafter's view of one target: the same weights, and what that target alone
+    shares with it.
 
     Args:
         drafter: a module; its copies and pickles hold nothing of a target.
         target: not kept alive.
-        shared: what the pair has of its own; given where it is made, and again where that has changed.
+        shared: what the pair has of its own; given where it is made, and again where that has
+            changed.
     """
     notes = notes_on(drafter, target)
     view = notes.get("view")
@@ -29,7 +31,9 @@ def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
 
 
 def remember_target(drafter: Any, target: PreTrainedModel) -> None:
-    """Note what a drafter was attached to last, for `draft_logits`; neither keeps the other alive."""
+    """Note what a drafter was attached to last, for `draft_logits`; neither keeps the other
+    alive.
+    """
     notes_on(drafter)["target"] = weakref.ref(target)
 
 

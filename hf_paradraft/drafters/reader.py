@@ -1,8 +1,10 @@
-"""The one ragged reader: texts token by token, by their ids alone or each with the target's features of the token before it.
+"""The one ragged reader: texts token by token, by their ids alone or each with the target's
+features of the token before it.
 
-The newest token has no feature yet, but the one before it has. So row `t` is made of token `t` and of what is known of token
-`t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of token `t` alone (a causal LM). After the text stand masks, or guessed
-tokens, whose "feature" is the drafter's own state.
+The newest token has no feature yet, but the one before it has. So row `t` is made of token `t` and
+of what is known of token `t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of token `t` alone (a
+causal LM). After the text stand masks, or guessed tokens, whose "feature" is the drafter's own
+state.
 """
 
 from __future__ import annotations
@@ -23,10 +25,20 @@ from ..decoding.joining import join_caches, join_masks, row_of, select_cache, se
 from ..decoding.tree_attention import attention_windows
 from ..protocol import Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .cache import Nodes, compiled_method, fused_rows, make_room, newer_halves, plain_cache, ragged_rows
+from .cache import (
+    Nodes,
+    compiled_method,
+    fused_rows,
+    make_room,
+    newer_halves,
+    plain_cache,
+    ragged_rows,
+)
 from .layers import StackMasks, last_position, run
 
-PIECE = 512  # tokens of a text that are read at once: masks over all of a long prompt would be large
+PIECE = (
+    512  # tokens of a text that are read at once: masks over all of a long prompt would be large
+)
 
 
 class RowModel(ABC):
@@ -34,10 +46,12 @@ class RowModel(ABC):
 
     Attributes:
         stack: the transformer.
-        shift: how much earlier a row stands than its token: 0 where the text's first token is read, with nothing before it; 1
-            where rows begin with the second one.
-        reads_features: whether it needs any; if not, a guessed token that became text has been read for good.
-        context: tokens that it has positions for, of which it reads the newer half where a text is longer; None: no end is known.
+        shift: how much earlier a row stands than its token: 0 where the text's first token is read,
+            with nothing before it; 1 where rows begin with the second one.
+        reads_features: whether it needs any; if not, a guessed token that became text has been read
+            for good.
+        context: tokens that it has positions for, of which it reads the newer half where a text is
+            longer; None: no end is known.
     """
 
     stack: PreTrainedModel
@@ -51,33 +65,56 @@ class RowModel(ABC):
 
     @abstractmethod
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Make inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before, `(B, M, F)`; or ids `(B, M)`."""
+        """Make inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before, `(B,
+        M, F)`; or ids `(B, M)`.
+        """
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """Make inputs of `count` masks, or of all that it has, after a text whose last row had `fused` `(B, F)`; as `text`."""
+        """Make inputs of `count` masks, or of all that it has, after a text whose last row had
+        `fused` `(B, F)`; as `text`.
+        """
         raise NotImplementedError(f"{type(self).__name__} guesses one token at a time.")
 
     def logits(self, states: Tensor) -> Tensor:
         """Compute logits `(…, V')` of normed states."""
-        raise NotImplementedError(f"{type(self).__name__} has no logits(states), and no forward_rows that does without.")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no logits(states), and no forward_rows that does without."
+        )
 
-    def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache) -> Tensor:
+    def run(
+        self,
+        inputs: Tensor,
+        mask: Tensor | dict[str, Tensor] | None,
+        positions: LongTensor,
+        cache: Cache,
+    ) -> Tensor:
         """Compute the layers' output `(B, M, hidden)`, normed; the cache grows by M."""
         return run(self.stack, inputs, mask, positions, cache)
 
     def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the output of `run` into the head's input and the nodes' features, `(B, M, hidden)` each."""
+        """Split the output of `run` into the head's input and the nodes' features, `(B, M, hidden)`
+        each.
+        """
         return states, states
 
     def forward_rows(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor] | None, positions: LongTensor, cache: Cache, count: int
+        self,
+        inputs: Tensor,
+        mask: Tensor | dict[str, Tensor] | None,
+        positions: LongTensor,
+        cache: Cache,
+        count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Compute logits `(B, count, V')` of the last `count` rows, and states `(B, m, hidden)` of those or more, for nodes."""
+        """Compute logits `(B, count, V')` of the last `count` rows, and states `(B, m, hidden)` of
+        those or more, for nodes.
+        """
         normed, fed = self.states_behind(self.run(inputs, mask, positions, cache))
         return self.logits(normed[:, -count:]), fed
 
     def nothing(self, size: int) -> Tensor:
-        """Make the features before the first token, `(size, F)`: zeros, of no width if none are read."""
+        """Make the features before the first token, `(size, F)`: zeros, of no width if none are
+        read.
+        """
         width = self.stack.config.hidden_size if self.reads_features else 0
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
 
@@ -113,7 +150,9 @@ class Reader:
         self.last_position = last_position(model.stack)
         self.cache: RaggedCache | None = None
         self.starts: list[int] = []  # of each row, the first token that is read
-        self.fused: list[Tensor] = []  # of each row, what is kept of the tokens from `lengths - 1` on
+        self.fused: list[
+            Tensor
+        ] = []  # of each row, what is kept of the tokens from `lengths - 1` on
         self.nodes = Nodes(0)
         self.states: list[list[Tensor]] = []  # of each row, of its last token and of its nodes
 
@@ -123,10 +162,14 @@ class Reader:
         self.starts, self.nodes = starts, Nodes(len(starts))
         self.fused = [model.nothing(1 if start == 0 else 0) for start in starts]
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(starts), 0)
-        self.states = [[model.nothing(1)[0]] for _ in starts]  # of a text that nothing can be read of yet
-        # A later start is where features begin; or where a text is read anew, from the first position on.
+        # of a text that nothing can be read of yet
+        self.states = [[model.nothing(1)[0]] for _ in starts]
+        # A later start is where features begin; or where a text is read anew, from the first
+        # position on.
         offsets = [start - model.shift if model.reads_features else 0 for start in starts]
-        self.attention = StackMasks(attention_windows(stack) or {}, offsets, stack.dtype, stack.device)
+        self.attention = StackMasks(
+            attention_windows(stack) or {}, offsets, stack.dtype, stack.device
+        )
         if self.follower is not None:
             self.follower._begin([start + 1 for start in starts])
 
@@ -137,7 +180,9 @@ class Reader:
         """Keep what the target's forward brought of each row."""
         if self.cache is None:
             begins = [0 if seen is None else seen.begin for seen in observations]
-            self._begin([0 if begin == 0 and self.model.shift == 0 else begin + 1 for begin in begins])
+            self._begin(
+                [0 if begin == 0 and self.model.shift == 0 else begin + 1 for begin in begins]
+            )
         for row, fused in fused_rows(self.model, observations).items():
             self.fused[row] = torch.cat([self.fused[row], fused])
 
@@ -150,7 +195,8 @@ class Reader:
             count: distances that are wanted, K.
 
         Returns:
-            For each row logits `(K, V')`; None where the features of its last token but one are not there.
+            For each row logits `(K, V')`; None where the features of its last token but one are not
+            there.
         """
         model = self.model
         if self.cache is None:
@@ -159,7 +205,9 @@ class Reader:
             self._begin([0] * len(prefixes))
         rows = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         anew = 0 if model.reads_features else 1  # the newest token is read for its logits
-        self._forget([min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, rows, strict=True)])
+        self._forget(
+            [min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, rows, strict=True)]
+        )
         self._settle_nodes(rows)
         count, starts = newer_halves(rows, self.starts, count, prefixes, model.context)
         if count < 1:
@@ -169,7 +217,10 @@ class Reader:
         new = [ids[length:] for ids, length in zip(rows, self.lengths, strict=True)]
         if not model.reads_features:
             self.fused = [model.nothing(len(ids)) for ids in new]
-        new = [ids if len(fused) >= len(ids) else ids[:0] for ids, fused in zip(new, self.fused, strict=True)]
+        new = [
+            ids if len(fused) >= len(ids) else ids[:0]
+            for ids, fused in zip(new, self.fused, strict=True)
+        ]
         if not any(map(len, new)):
             return [None] * len(rows)
         while max(map(len, new)) > PIECE:  # all but the last piece of each row
@@ -177,10 +228,14 @@ class Reader:
             self._run(pieces, 0, [0] * len(rows))
             new = [ids[len(piece) :] for ids, piece in zip(new, pieces, strict=True)]
         logits = self._run(new, count, [min(count, prefix.room) for prefix in prefixes])
-        return [row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)]
+        return [
+            row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)
+        ]
 
     def _settle_nodes(self, rows: list[LongTensor] | None = None) -> None:
-        """Forget guessed tokens, but for those that became text, if texts are given and a token's features were not its own."""
+        """Forget guessed tokens, but for those that became text, if texts are given and a token's
+        features were not its own.
+        """
         paths: list[list[int]] = [[]] * len(self.starts)
         if self.nodes.columns and rows is not None and not self.model.reads_features:
             paths = [
@@ -192,21 +247,30 @@ class Reader:
         self.nodes = Nodes(len(self.starts))
 
     def join(self, other: Reader) -> bool:
-        """Read another one's rows too, after these, and tell whether it can be: both have begun, alike."""
-        if not self.model.reads_like(other.model) or self.compiled_width or self.cache is None or other.cache is None:
+        """Read another one's rows too, after these, and tell whether it can be: both have begun,
+        alike.
+        """
+        if (
+            not self.model.reads_like(other.model)
+            or self.compiled_width
+            or self.cache is None
+            or other.cache is None
+        ):
             return False
         for reader in (self, other):
             reader._settle_nodes()
         join_caches(self.cache, other.cache)
         join_masks(self.attention, other.attention)
-        self.starts, self.fused, self.states = self.starts + other.starts, self.fused + other.fused, self.states + other.states
+        self.starts, self.fused = self.starts + other.starts, self.fused + other.fused
+        self.states = self.states + other.states
         self.nodes = Nodes(len(self.starts))
         return True
 
     def select(self, rows: list[int]) -> None:
         """Go on with some of the rows, in this order."""
         self._settle_nodes()
-        self.starts, self.fused = [self.starts[row] for row in rows], [self.fused[row] for row in rows]
+        self.starts = [self.starts[row] for row in rows]
+        self.fused = [self.fused[row] for row in rows]
         self.states = [self.states[row] for row in rows]
         self.nodes = Nodes(len(rows))
         if self.cache is not None:
@@ -232,19 +296,28 @@ class Reader:
         return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
 
     def _forget(self, lengths: list[int]) -> None:
-        """Drop what was read after so many tokens; their features went with them, and ids before the start are read anew."""
-        if not self.model.reads_features and any(after < start for after, start in zip(lengths, self.starts, strict=True)):
+        """Drop what was read after so many tokens; their features went with them, and ids before
+        the start are read anew.
+        """
+        if not self.model.reads_features and any(
+            after < start for after, start in zip(lengths, self.starts, strict=True)
+        ):
             return self._begin([0] * len(lengths))
         dropped = [
-            max(0, before - max(after, start)) for before, after, start in zip(self.lengths, lengths, self.starts, strict=True)
+            max(0, before - max(after, start))
+            for before, after, start in zip(self.lengths, lengths, self.starts, strict=True)
         ]
         if any(dropped):
             self._settle_nodes()  # nodes after what is forgotten are no part of any text
             self.cache.forget(dropped)
-            self.fused = [fused[:0] if count else fused for fused, count in zip(self.fused, dropped, strict=True)]
+            self.fused = [
+                fused[:0] if count else fused
+                for fused, count in zip(self.fused, dropped, strict=True)
+            ]
 
     def _run(self, rows: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
-        """Read `rows`, each the next tokens of its text, and up to `count - 1` masks after them; logits `(B, k, V')`.
+        """Read `rows`, each the next tokens of its text, and up to `count - 1` masks after them;
+        logits `(B, k, V')`.
 
         Args:
             rows: int64 `(m,)` each.
@@ -257,7 +330,10 @@ class Reader:
         padding = torch.tensor([longest - len(ids) for ids in rows], device="cpu")[:, None]
         ids = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
         fused = torch.stack(
-            [pad(features[: len(row)], (0, 0, longest - len(row), 0)) for row, features in zip(rows, self.fused, strict=True)]
+            [
+                pad(features[: len(row)], (0, 0, longest - len(row), 0))
+                for row, features in zip(rows, self.fused, strict=True)
+            ]
         )
         inputs = model.text(ids, fused)
         if count > 1:
@@ -265,49 +341,68 @@ class Reader:
             inputs, count = torch.cat([inputs, masks], dim=1), 1 + masks.shape[1]
         size = inputs.shape[1]
         make_room(self.cache, size)
-        mask, positions = self.attention.inputs(self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots)
-        # What is not read, masks beyond a row's own room and padding, stays where the model may have a position.
+        mask, positions = self.attention.inputs(
+            self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots
+        )
+        # What is not read, masks beyond a row's own room and padding, stays where the model may
+        # have a position.
         lasts = [
-            length + len(row) - 1 + max(0, room - 1) for length, row, room in zip(self.cache.lengths, rows, rooms, strict=True)
+            length + len(row) - 1 + max(0, room - 1)
+            for length, row, room in zip(self.cache.lengths, rows, rooms, strict=True)
         ]
         positions = positions.minimum(positions.new_tensor(lasts)[:, None] + self.attention.offsets)
-        positions = positions.clamp(0, self.last_position)  # a text that is longer than a table is read along
+        # a text that is longer than a table is read along
+        positions = positions.clamp(0, self.last_position)
         forward = compiled_method(model.forward_rows, compiled)
         logits, states = forward(inputs, mask, positions, self.cache.cache, max(1, count))
         self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)
         self.fused = [features[len(row) :] for features, row in zip(self.fused, rows, strict=True)]
         self.states = [[state] for state in states[:, -max(1, count)]]
-        if self.follower is not None:  # reads each token with what this reader made of the one before
+        # reads each token with what this reader made of the one before
+        if self.follower is not None:
             new = [read[len(read) - len(ids) :] for ids, read in zip(rows, states, strict=True)]
-            self.follower.fused = [torch.cat(both) for both in zip(self.follower.fused, new, strict=True)]
+            self.follower.fused = [
+                torch.cat(both) for both in zip(self.follower.fused, new, strict=True)
+            ]
         return logits
 
     @torch.no_grad()
     def read_nodes(
-        self, tokens: list[LongTensor], parents: list[list[int]], states: Sequence[Sequence[Tensor]] | None = None
+        self,
+        tokens: list[LongTensor],
+        parents: list[list[int]],
+        states: Sequence[Sequence[Tensor]] | None = None,
     ) -> list[Tensor]:
         """Read guessed tokens after the texts; as `Extend`.
 
         Args:
             tokens, parents: as there.
-            states: `(hidden,)` each, of their parents; default: those that this reader made of them.
+            states: `(hidden,)` each, of their parents; default: those that this reader made of
+                them.
         """
         sees, depths = self.nodes.add(tokens, parents, self.width)
         make_room(self.cache, self.nodes.columns)
         size, device = sees.shape[1], self.model.stack.device
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
         if states is None:
-            states = [[made[parent + 1] for parent in above] for made, above in zip(self.states, parents, strict=True)]
+            states = [
+                [made[parent + 1] for parent in above]
+                for made, above in zip(self.states, parents, strict=True)
+            ]
         before = self.fused[0].new_zeros((len(tokens), size, self.fused[0].shape[-1]))
         for row, (new, above) in enumerate(zip(tokens, states, strict=True)):
             ids[row, : len(new)] = new
             if above:
                 before[row, : len(new)] = torch.stack([*above])
-        mask, positions = self.attention.inputs(self.cache.lengths, sees, depths, self.cache.num_slots)
+        mask, positions = self.attention.inputs(
+            self.cache.lengths, sees, depths, self.cache.num_slots
+        )
         if self.model.context is not None:  # padding may stand deeper than any node
             positions = positions.clamp(max=self.model.context - 1)
         forward = compiled_method(self.model.forward_rows, size == self.width)
-        logits, made = forward(self.model.text(ids, before), mask, positions, self.cache.cache, size)
+        logits, made = forward(
+            self.model.text(ids, before), mask, positions, self.cache.cache, size
+        )
         for row, new in enumerate(tokens):
             self.states[row] += list(made[row, : len(new)])
         return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]

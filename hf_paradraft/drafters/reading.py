@@ -1,4 +1,6 @@
-"""One call's drafting by a reader: what is new of each text in every round, and guesses after it."""
+"""One call's drafting by a reader: what is new of each text in every round, and guesses after
+it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from .reader import RowModel
 
 
 class ReadingDrafting(Drafting):
-    """One call's drafting by one reader, whose rows join and leave with the calls whose texts they hold.
+    """One call's drafting by one reader, whose rows join and leave with the calls whose texts they
+    hold.
 
     Args:
         model: shared with other calls; nothing of it changes.
@@ -50,7 +53,11 @@ class ReadingDrafting(Drafting):
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; none after a row without features."""
-        most = self.reader.compiled_width - 1 if self.reader.compiled_width else max(prefix.room for prefix in prefixes)
+        most = (
+            self.reader.compiled_width - 1
+            if self.reader.compiled_width
+            else max(prefix.room for prefix in prefixes)
+        )
         logits = self.reader.read(prefixes, 1 if self.extends else most)
         extend = self.extend if self.extends else None
         return guesses_of(logits, prefixes, vocabulary=self.vocabulary, extend=extend)
@@ -76,9 +83,15 @@ class ReadingDrafting(Drafting):
         """Read guessed tokens; as `Extend`."""
         return self.reader.read_nodes(tokens, parents)
 
-    def logits_behind(self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int) -> Tensor:
-        """Compute logits `(B, count, V')` after whole texts; arguments as for the function of that name."""
-        return logits_behind(self, ids, features, count, self.vocabulary, self.reader.model.reads_features)
+    def logits_behind(
+        self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int
+    ) -> Tensor:
+        """Compute logits `(B, count, V')` after whole texts; arguments as for the function of that
+        name.
+        """
+        return logits_behind(
+            self, ids, features, count, self.vocabulary, self.reader.model.reads_features
+        )
 
 
 @torch.no_grad()
@@ -90,7 +103,8 @@ def logits_behind(
     vocabulary: LongTensor | None = None,
     reads_features: bool = True,
 ) -> Tensor:
-    """Compute logits `(B, count, V')` after whole texts of equal length, by a drafting that has read nothing yet.
+    """Compute logits `(B, count, V')` after whole texts of equal length, by a drafting that has
+    read nothing yet.
 
     Where it goes on from tokens, each guess stands after the most probable ones before.
 
@@ -99,7 +113,8 @@ def logits_behind(
         ids: int64 `(B, n)`.
         features: by key, `(B, n - 1, …)`; None where none are read.
         count: K.
-        vocabulary: int64 `(V',)`, the target's id of each of the drafter's; None: they are the same.
+        vocabulary: int64 `(V',)`, the target's id of each of the drafter's; None: they are the
+            same.
         reads_features: whether it wants any.
 
     Raises:
@@ -108,14 +123,22 @@ def logits_behind(
     if reads_features:
         if ids.shape[1] < 2 or features is None:
             raise ValueError(
-                "Features belong to tokens that were read: give a text of two tokens at least, and features of all but the last."
+                "Features belong to tokens that were read: give a text of two tokens at least, and "
+                "features of all but the last."
             )
         drafting.observe(
-            [Observation(row, 0, {key: states[index] for key, states in features.items()}) for index, row in enumerate(ids)]
+            [
+                Observation(row, 0, {key: states[index] for key, states in features.items()})
+                for index, row in enumerate(ids)
+            ]
         )
-    logits = torch.stack([guess.logits for guess in drafting.propose([Prefix(row[None], count, 0) for row in ids])])
+    logits = torch.stack(
+        [guess.logits for guess in drafting.propose([Prefix(row[None], count, 0) for row in ids])]
+    )
     while logits.shape[1] < count:
         token = to_target(logits[:, -1].max(-1).indices, vocabulary)
         parents = [[logits.shape[1] - 2]] * len(ids)
-        logits = torch.cat([logits, torch.stack(drafting.extend(list(token[:, None]), parents))], dim=1)
+        logits = torch.cat(
+            [logits, torch.stack(drafting.extend(list(token[:, None]), parents))], dim=1
+        )
     return logits

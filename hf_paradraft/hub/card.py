@@ -1,4 +1,6 @@
-"""Model cards: what a drafter is, how to use it here and in other engines, what it was trained on and what it measured."""
+"""Model cards: what a drafter is, how to use it here and in other engines, what it was trained on
+and what it measured.
+"""
 
 import re
 from collections.abc import Mapping
@@ -21,7 +23,8 @@ class CardFields:
 
     Attributes:
         template: its file in `hub_cards/`.
-        library_name, relation: as the Hub names them; the latter is how the drafter came of its base model.
+        library_name, relation: as the Hub names them; the latter is how the drafter came of its
+            base model.
         base_model: what it was made from, a name or a folder.
         kind: with which the names of its own rows in `bench.json` begin.
         name: of its folder, by which `bench` tells drafters of a kind apart.
@@ -40,7 +43,9 @@ class CardFields:
 
 
 def _plain(values: Any) -> Any:
-    """Keep numbers and single words: texts of a foreign config could be anything in a card's Markdown."""
+    """Keep numbers and single words: texts of a foreign config could be anything in a card's
+    Markdown.
+    """
     if isinstance(values, Mapping):
         plain = {name: _plain(value) for name, value in values.items()}
         return {name: value for name, value in plain.items() if value is not None}
@@ -51,7 +56,8 @@ def _plain(values: Any) -> Any:
 
 
 def _results(bench: list[dict[str, Any]], kind: str, name: str) -> list[EvalResult]:
-    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1, greedy where that was measured.
+    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1, greedy where
+    that was measured.
 
     Of several drafters of a kind it is the one whose folder has that name.
     """
@@ -60,7 +66,9 @@ def _results(bench: list[dict[str, Any]], kind: str, name: str) -> list[EvalResu
     if not alone:
         return []
     coldest = min(row["temperature"] for row in alone)
-    best = max((row for row in alone if row["temperature"] == coldest), key=lambda row: row["speedup"])
+    best = max(
+        (row for row in alone if row["temperature"] == coldest), key=lambda row: row["speedup"]
+    )
     how = "greedy" if coldest == 0 else f"temperature {coldest:g}"
     return [
         EvalResult(
@@ -75,11 +83,14 @@ def _results(bench: list[dict[str, Any]], kind: str, name: str) -> list[EvalResu
     ]
 
 
-def render_card(folder: Path, repo_id: str, fields: CardFields, license: str | None = None) -> ModelCard:
+def render_card(
+    folder: Path, repo_id: str, fields: CardFields, license: str | None = None
+) -> ModelCard:
     """Render the model card of the drafter in `folder`.
 
     Args:
-        folder: a saved drafter. `bench.json`, if it is there, gives the measured table: write it with `paradraft bench --json`.
+        folder: a saved drafter. `bench.json`, if it is there, gives the measured table: write it
+            with `paradraft bench --json`.
         repo_id: where it goes.
         fields: of its kind.
         license: as the Hub names it.
@@ -121,7 +132,9 @@ def _bench(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def plot_bench(folder: Path) -> Path | None:
-    """Draw τ by task from the folder's `bench.json`, as `tau.png` next to it; None where there is nothing to draw."""
+    """Draw τ by task from the folder's `bench.json`, as `tau.png` next to it; None where there is
+    nothing to draw.
+    """
     if (rows := _bench(folder)) is None:
         return None
     from ..report.figures import tau_by_task  # matplotlib is an extra

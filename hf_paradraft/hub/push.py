@@ -9,33 +9,63 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, hf_hub_download
+from huggingface_hub import (
+    CommitInfo,
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    ModelCard,
+    hf_hub_download,
+)
 from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from transformers.utils import logging
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ..files import EXTRAS, PUBLISHED, check_whole, hub_name, read_json, shipped, write_json, write_whole
+from ..files import (
+    EXTRAS,
+    PUBLISHED,
+    check_whole,
+    hub_name,
+    read_json,
+    shipped,
+    write_json,
+    write_whole,
+)
 from .card import CardFields, plot_bench, render_card
 
 logger = logging.get_logger(__name__)
-MODEL = ("model.safetensors", "model-*.safetensors", "model.safetensors.index.json")  # in one piece or in several
+# in one piece or in several
+MODEL = (
+    "model.safetensors",
+    "model-*.safetensors",
+    "model.safetensors.index.json",
+)
 BASE = (*MODEL, "config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 MEASURED = ("bench.json", "tau.png")  # of former weights
 SPACE = ("README.md", "requirements.txt", "*.py")
 NO_CACHES = shutil.ignore_patterns("__pycache__", ".*")
 MARK = "<!-- rendered: {} -->"  # after a card of ours, with its hash: who changes it keeps it
-PEFT_BLANK, MANY_BLANKS = "[More Information Needed]", 20  # in what PEFT writes next to every adapter, and what is left blank
+# in what PEFT writes next to every adapter, and what is left blank
+PEFT_BLANK, MANY_BLANKS = (
+    "[More Information Needed]",
+    20,
+)
 
 
-def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: str | None = None, **options: Any) -> CommitInfo:
-    """Publish the drafter in `folder`: weights, tokenizer, configs, calibration and card in one commit.
+def push_drafter(
+    folder: str | Path, repo_id: str, fields: CardFields, license: str | None = None, **options: Any
+) -> CommitInfo:
+    """Publish the drafter in `folder`: weights, tokenizer, configs, calibration and card in one
+    commit.
 
-    Large files go first and are not sent again by a second try; the commit comes last, so a repository has the old state or the
-    new one. A `README.md` in the folder is published as it is, but for a license given here; without one a card is rendered.
+    Large files go first and are not sent again by a second try; the commit comes last, so a
+    repository has the old state or the new one. A `README.md` in the folder is published as it is,
+    but for a license given here; without one a card is rendered.
 
     Args:
-        folder: of a whole drafter; a base model's path on this machine is left out of what is published.
+        folder: of a whole drafter; a base model's path on this machine is left out of what is
+            published.
         repo_id: `user/name`; made if it does not exist.
         fields: for the card, from its kind.
         license: as the Hub names it, for the card.
@@ -43,7 +73,8 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
 
     Raises:
         OSError: a damaged file, or the Hub refused; nothing has been published.
-        ValueError: a damaged `bench.json`, a card that the Hub does not take, or a proposal for another branch than main.
+        ValueError: a damaged `bench.json`, a card that the Hub does not take, or a proposal for
+            another branch than main.
     """
     folder = Path(folder)
     with tempfile.TemporaryDirectory() as name:
@@ -64,7 +95,12 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
             text = str(render_card(whole, repo_id, fields, license))
             if _is_edited(repo_id, options.get("revision"), options.get("token")):
                 what = "it is kept" if license is None else "it is kept, and the license in it"
-                logger.warning("%s has a README that people wrote or changed: %s. Put one into %s.", repo_id, what, folder)
+                logger.warning(
+                    "%s has a README that people wrote or changed: %s. Put one into %s.",
+                    repo_id,
+                    what,
+                    folder,
+                )
                 card.unlink(missing_ok=True)
             else:
                 write_whole(card, f"{text}\n{MARK.format(_hash(text))}\n")
@@ -72,13 +108,21 @@ def push_drafter(folder: str | Path, repo_id: str, fields: CardFields, license: 
             try:
                 model_card = ModelCard.load(card)
             except (TypeError, ValueError, YAMLError) as error:
-                raise ValueError(f"{folder / 'README.md'} does not begin with YAML that can be read: {error}") from None
+                raise ValueError(
+                    f"{folder / 'README.md'} does not begin with YAML that can be read: {error}"
+                ) from None
             model_card.data.license = license
             model_card.save(card)
         stale = [*EXTRAS, *MEASURED]
         if any(whole.glob("model*.safetensors")):  # a base may lie next to an adapter
             stale += [*MODEL, *ADAPTER]
-        return upload(whole, repo_id, "model", **{"commit_message": "Upload drafter", **options}, without=stale)
+        return upload(
+            whole,
+            repo_id,
+            "model",
+            **{"commit_message": "Upload drafter", **options},
+            without=stale,
+        )
 
 
 def _hash(text: str) -> str:
@@ -97,7 +141,12 @@ def _is_edited(repo_id: str, revision: str | None, token: str | bool | None) -> 
             revision = None  # a new branch has main's
         if not api.file_exists(repo_id, "README.md", revision=revision):
             return False
-        options: dict[str, Any] = {"revision": revision, "token": token, "force_download": True}  # an older copy says nothing
+        # an older copy says nothing
+        options: dict[str, Any] = {
+            "revision": revision,
+            "token": token,
+            "force_download": True,
+        }
         text = Path(hf_hub_download(repo_id, "README.md", **options)).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return True
@@ -123,8 +172,8 @@ def upload(
 ) -> CommitInfo:
     """Make the repository if need be, and commit a folder to it.
 
-    One commit, where `HfApi.upload_folder` makes several of a long upload: half of it is never found. Files that fit patterns of
-    `without` and were left by an earlier commit are taken away.
+    One commit, where `HfApi.upload_folder` makes several of a long upload: half of it is never
+    found. Files that fit patterns of `without` and were left by an earlier commit are taken away.
 
     Args:
         folder: what is committed.
@@ -142,19 +191,34 @@ def upload(
         ValueError: a card that the Hub does not take, or a proposal for another branch than main.
     """
     if create_pr and revision not in (None, "main"):
-        raise ValueError(f"A proposal is made for main, and not for {revision}: leave out create_pr or revision.")
+        raise ValueError(
+            f"A proposal is made for main, and not for {revision}: leave out create_pr or revision."
+        )
     api, new = HfApi(token=token), False
     try:
         new = not api.repo_exists(repo_id, repo_type=repo_type)
-        repo_id = api.create_repo(repo_id, private=private, repo_type=repo_type, space_sdk=space_sdk, exist_ok=True).repo_id
+        repo_id = api.create_repo(
+            repo_id, private=private, repo_type=repo_type, space_sdk=space_sdk, exist_ok=True
+        ).repo_id
         if revision is not None and not create_pr:
             try:
                 api.repo_info(repo_id, revision=revision, repo_type=repo_type)
             except RevisionNotFoundError:
                 api.create_branch(repo_id, branch=revision, repo_type=repo_type, exist_ok=True)
-        files = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
-        had = [] if new else api.list_repo_files(repo_id, repo_type=repo_type, revision=None if create_pr else revision)
-        here = [name for name in had if "/" not in name and name not in files]  # in folders lies what others have put there
+        files = {
+            file.relative_to(folder).as_posix(): file
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        }
+        had = (
+            []
+            if new
+            else api.list_repo_files(
+                repo_id, repo_type=repo_type, revision=None if create_pr else revision
+            )
+        )
+        # in folders lies what others have put there
+        here = [name for name in had if "/" not in name and name not in files]
         stale = [name for name in here if any(fnmatch(name, pattern) for pattern in without)]
         return api.create_commit(
             repo_id=repo_id,
@@ -167,7 +231,9 @@ def upload(
             revision=revision,
             create_pr=create_pr,
         )
-    except BaseException as error:  # also what stops it; the client's own RuntimeError hides what an upload died of
+    except (
+        BaseException
+    ) as error:  # also what stops it; the client's own RuntimeError hides what an upload died of
         if new and _is_empty(api, repo_id, repo_type):
             with suppress(HTTPError, RuntimeError):  # the Hub may be gone for this, too
                 api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
@@ -177,28 +243,43 @@ def upload(
 
 
 def _unpublished(repo_id: str, error: BaseException) -> OSError:
-    return OSError(f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from here. {error}")
+    return OSError(
+        f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from "
+        f"here. {error}"
+    )
 
 
 def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
-    """Tell whether a repository just made got no commit: the reply to one may be lost after the Hub did its work."""
+    """Tell whether a repository just made got no commit: the reply to one may be lost after the Hub
+    did its work.
+    """
     try:
         return set(api.list_repo_files(repo_id, repo_type=repo_type)) <= {".gitattributes"}
     except (HTTPError, RuntimeError):
         return False
 
 
-def push_recipe(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Publish the decoding loop as a `custom_generate` recipe: `generate(custom_generate=repo_id, trust_remote_code=True)`."""
+def push_recipe(
+    repo_id: str, private: bool | None = None, token: str | bool | None = None
+) -> CommitInfo:
+    """Publish the decoding loop as a `custom_generate` recipe: `generate(custom_generate=repo_id,
+    trust_remote_code=True)`.
+    """
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
-        shutil.copytree(shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=NO_CACHES)
+        shutil.copytree(
+            shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=NO_CACHES
+        )
         _name_in_card(whole, "REPO_ID", repo_id)
         return upload(whole, repo_id, "model", private, token=token, commit_message="Upload recipe")
 
 
-def push_space(repo_id: str, private: bool | None = None, token: str | bool | None = None) -> CommitInfo:
-    """Publish the demo Space, with this very library next to it; of the Space's folder only what belongs to it."""
+def push_space(
+    repo_id: str, private: bool | None = None, token: str | bool | None = None
+) -> CommitInfo:
+    """Publish the demo Space, with this very library next to it; of the Space's folder only what
+    belongs to it.
+    """
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
         for pattern in SPACE:
@@ -206,7 +287,15 @@ def push_space(repo_id: str, private: bool | None = None, token: str | bool | No
                 shutil.copy2(file, whole)
         shutil.copytree(Path(__file__).parents[1], whole / "hf_paradraft", ignore=NO_CACHES)
         _name_in_card(whole, 'Client("user/name")', f'Client("{repo_id}")')
-        return upload(whole, repo_id, "space", private, token=token, commit_message="Upload Space", space_sdk="gradio")
+        return upload(
+            whole,
+            repo_id,
+            "space",
+            private,
+            token=token,
+            commit_message="Upload Space",
+            space_sdk="gradio",
+        )
 
 
 def _name_in_card(folder: Path, placeholder: str, name: str) -> None:

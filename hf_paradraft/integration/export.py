@@ -24,11 +24,15 @@ class Engine(StrEnum):
     trtllm = "trtllm"
 
 
-def export(source: str | Path, output: Path, engine: Engine, target: str | None = None, pad: bool = False) -> str:
-    """Write a drafter's folder for `engine`, checked for what that trips over, and say how to run it there.
+def export(
+    source: str | Path, output: Path, engine: Engine, target: str | None = None, pad: bool = False
+) -> str:
+    """Write a drafter's folder for `engine`, checked for what that trips over, and say how to run
+    it there.
 
     Args:
-        source: folder or Hub id of a drafter; or a `.gguf` file of a causal LM, which becomes a folder of ordinary weights.
+        source: folder or Hub id of a drafter; or a `.gguf` file of a causal LM, which becomes a
+            folder of ordinary weights.
         output: a new folder.
         engine: who loads it.
         target: folder or Hub id; its vocabulary has to be the drafter's in vLLM and TensorRT-LLM.
@@ -47,7 +51,10 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
         raise ValueError("--pad widens a drafter's vocabulary to its target's: pass --target too.")
     if is_packed(source):
         if engine != Engine.transformers or target is not None:
-            raise ValueError(f"{source} becomes a folder of ordinary weights, for transformers: leave out --format and --target.")
+            raise ValueError(
+                f"{source} becomes a folder of ordinary weights, for transformers: leave out "
+                "--format and --target."
+            )
         return _unpack(source, output)
     folder = DrafterFolder(local_folder(source, {}, also=("*.bin",)))
     kind = kind_of(folder)
@@ -55,9 +62,13 @@ def export(source: str | Path, output: Path, engine: Engine, target: str | None 
         return export_pard(kind, folder, output, str(engine), target, pad)
     if issubclass(kind, FeatureDrafter):
         if pad:
-            raise ValueError(f"A {kind.title} guesses ids of its target's already: leave out --pad.")
+            raise ValueError(
+                f"A {kind.title} guesses ids of its target's already: leave out --pad."
+            )
         return export_features(kind, folder, output, str(engine), target)
-    raise ValueError(f"A {kind.title} is of use in transformers alone, and there as it is: it has no other form.")
+    raise ValueError(
+        f"A {kind.title} is of use in transformers alone, and there as it is: it has no other form."
+    )
 
 
 def _unpack(source: str | Path, output: Path) -> str:

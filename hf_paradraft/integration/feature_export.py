@@ -1,4 +1,6 @@
-"""A drafter that reads features, as vLLM wants it: with the rows of its target's head that it guesses by."""
+"""A drafter that reads features, as vLLM wants it: with the rows of its target's head that it
+guesses by.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,14 @@ from ..training.target import open_model
 KINDS = ("dflash", "dspark", "eagle3")  # that vLLM reads in the speculators layout
 
 
-def export_features(kind: Any, folder: DrafterFolder, output: Path, engine: str, target: str | None) -> str:
-    """Write a drafter that guesses fewer tokens than its target, with the rows of the target's head that it guesses by.
+def export_features(
+    kind: Any, folder: DrafterFolder, output: Path, engine: str, target: str | None
+) -> str:
+    """Write a drafter that guesses fewer tokens than its target, with the rows of the target's head
+    that it guesses by.
 
-    Without them vLLM takes the target's whole head, and the drafter's ids for rows of it: then nothing is accepted.
+    Without them vLLM takes the target's whole head, and the drafter's ids for rows of it: then
+    nothing is accepted.
 
     Args:
         kind: class of the drafter.
@@ -36,13 +42,22 @@ def export_features(kind: Any, folder: DrafterFolder, output: Path, engine: str,
         ValueError: another engine, a drafter that is read as it is, or no target.
     """
     drafter = kind.load_folder(folder)
-    if engine != "vllm" or kind.kind not in KINDS or drafter.vocabulary is None or drafter.head is not None:
+    if (
+        engine != "vllm"
+        or kind.kind not in KINDS
+        or drafter.vocabulary is None
+        or drafter.head is not None
+    ):
         raise ValueError(
-            f"This {kind.title} has no other form to be exported to: save_pretrained writes the speculators layout, which vLLM "
-            "reads where it serves that kind, and transformers needs no export."
+            f"This {kind.title} has no other form to be exported to: save_pretrained writes the "
+            "speculators layout, which vLLM reads where it serves that kind, and transformers "
+            "needs no export."
         )
     if target is None:
-        raise ValueError(f"This {kind.title} guesses by rows of its target's head, which vLLM wants with it: pass --target.")
+        raise ValueError(
+            f"This {kind.title} guesses by rows of its target's head, which vLLM wants with it: "
+            "pass --target."
+        )
     drafter.attach(open_model(target, dtype=drafter.dtype))
     with torch.no_grad():
         rows = drafter.shared.head.weight[drafter.vocabulary].clone()
@@ -52,4 +67,6 @@ def export_features(kind: Any, folder: DrafterFolder, output: Path, engine: str,
     replace_model(output, drafter.save_pretrained)
     count = drafter.speculation_config.num_draft_tokens
     options = {"method": kind.kind, "model": str(output), "num_speculative_tokens": count}
-    return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(json.dumps(options))}"
+    return (
+        f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(json.dumps(options))}"
+    )

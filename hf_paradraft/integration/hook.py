@@ -1,8 +1,10 @@
-"""How `model.generate` reaches our loop: `assistant_model=drafter`, `set_drafter(model, drafter)`, or `custom_generate=…`.
+"""How `model.generate` reaches our loop: `assistant_model=drafter`, `set_drafter(model, drafter)`,
+or `custom_generate=…`.
 
-Four methods of `GenerationMixin` are wrapped, and do as before unless the assistant is a drafter: it has `start_drafting`, or is
-a model with prompt tokens. `generate` itself takes the drafter that is set on the model; another one notes what the caller passed
-and what cannot be told later. If this transformers has changed them, nothing is wrapped, and `custom_generate=` is the door.
+Four methods of `GenerationMixin` are wrapped, and do as before unless the assistant is a drafter:
+it has `start_drafting`, or is a model with prompt tokens. `generate` itself takes the drafter that
+is set on the model; another one notes what the caller passed and what cannot be told later. If this
+transformers has changed them, nothing is wrapped, and `custom_generate=` is the door.
 """
 
 import inspect
@@ -13,7 +15,13 @@ from time import perf_counter
 from typing import Any
 
 from torch import LongTensor
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 from transformers.utils import logging
 
 from .. import protocol
@@ -21,7 +29,13 @@ from ..admission import admit
 from ..decoding import loop
 from ..decoding.checks import ASKED, STATES, Asked, Refused, give_time, more_than_ids
 from ..drafters.ppd.model import PpdDrafter
-from ..names import CACHE_NAMES, BaseStreamer, ChangedTransformers, GenerateDecoderOnlyOutput, cache_in
+from ..names import (
+    CACHE_NAMES,
+    BaseStreamer,
+    ChangedTransformers,
+    GenerateDecoderOnlyOutput,
+    cache_in,
+)
 from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
 from ..pearl.loop import decoding_of
 from .look import check_more_than_text, check_reads
@@ -30,23 +44,34 @@ from .setting import drafter_on
 
 logger = logging.get_logger(__name__)
 
-# What a call has that brings nothing but a text; other inputs decide how a target reads, and one look cannot know them.
+# What a call has that brings nothing but a text; other inputs decide how a target reads, and one
+# look cannot know them.
 TEXT_ALONE = {
     "inputs_embeds", "attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep",
 }  # fmt: skip
 
 
 def install() -> bool:
-    """Wrap the methods and the loader of pipelines, once; False, with a warning, if this transformers has changed a method."""
+    """Wrap the methods and the loader of pipelines, once; False, with a warning, if this
+    transformers has changed a method.
+    """
     wrap_pipelines(is_drafter)
     if any(getattr(getattr(GenerationMixin, name, None), "paradraft", False) for name in WRAPPED):
         return True
     try:
         originals = wrapped_methods()
     except ChangedTransformers as error:
-        warnings.warn(f"{error} Until then pass custom_generate=hf_paradraft.speculative_decoding, drafter=….", stacklevel=2)
+        warnings.warn(
+            f"{error} Until then pass custom_generate=hf_paradraft.speculative_decoding, "
+            "drafter=….",
+            stacklevel=2,
+        )
         return False
-    for name, wrap in zip(WRAPPED, (_with_our_loop, _with_our_checks, _with_what_was_asked, _with_set_drafters), strict=True):
+    for name, wrap in zip(
+        WRAPPED,
+        (_with_our_loop, _with_our_checks, _with_what_was_asked, _with_set_drafters),
+        strict=True,
+    ):
         wrapped = wrap(originals[name])
         wrapped.paradraft = True
         setattr(GenerationMixin, name, wrapped)
@@ -54,19 +79,25 @@ def install() -> bool:
 
 
 def is_drafter(assistant: Any) -> bool:
-    """Tell whether what was given as `assistant_model` is a drafter, and not a model that transformers serves itself."""
+    """Tell whether what was given as `assistant_model` is a drafter, and not a model that
+    transformers serves itself.
+    """
     return callable(getattr(assistant, "start_drafting", None))
 
 
 class _Set:
-    """The drafter that is set on a model, as the assistant of one call: what it cannot serve is decoded plainly."""
+    """The drafter that is set on a model, as the assistant of one call: what it cannot serve is
+    decoded plainly.
+    """
 
     def __init__(self, drafter: Any):
         self.drafter = drafter
 
 
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
-    """Look up the drafter of an assistant: itself, or that of a model with a PPD adapter; None if it is none."""
+    """Look up the drafter of an assistant: itself, or that of a model with a PPD adapter; None if
+    it is none.
+    """
     assistant = assistant.drafter if isinstance(assistant, _Set) else assistant
     if (drafter := PpdDrafter.adopt(target, assistant)) is not None:
         return drafter
@@ -85,7 +116,9 @@ def _decode(
     tokenizers: Sequence[Any] = (None, None),
     **kwargs: Any,
 ) -> Any:
-    """Check the call, the pair and how the target reads, then decode by our loop, or by PEARL's where that applies."""
+    """Check the call, the pair and how the target reads, then decode by our loop, or by PEARL's
+    where that applies.
+    """
     own = logits_processor, stopping_criteria, generation_config
     terms = admit(model, input_ids, *own, drafter, streamer, synced_gpus)
     check_same_tokenizer(model, drafter, *tokenizers)
@@ -116,8 +149,11 @@ def _with_our_loop(original):
         tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
         try:
             made = _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
-            if isinstance(assistant_model, _Set) and isinstance(made, loop.SpeculativeOutput):  # one field more is not expected
-                return GenerateDecoderOnlyOutput(**{name: value for name, value in made.items() if name != "speculation"})
+            # one field more is not expected
+            if isinstance(assistant_model, _Set) and isinstance(made, loop.SpeculativeOutput):
+                return GenerateDecoderOnlyOutput(
+                    **{name: value for name, value in made.items() if name != "speculation"}
+                )
             return made
         except (Refused, ChangedTransformers) as reason:
             if not isinstance(assistant_model, _Set) or getattr(reason, "told", False):
@@ -134,11 +170,20 @@ def _with_our_checks(original):
         if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
             for name, own in (("num_beams", 1), ("dola_layers", None)):
                 if (value := getattr(generation_config, name, None) or own) != own:
-                    raise Refused(f"Drafters serve greedy decoding and sampling, but {name} is {value}.")
+                    raise Refused(
+                        f"Drafters serve greedy decoding and sampling, but {name} is {value}."
+                    )
             ours = ("assistant_model", "assistant_tokenizer")
-            generation_mode_kwargs = {name: value for name, value in generation_mode_kwargs.items() if name not in ours}
-            # Samples, batches and recurrent states, which transformers' own assisted loop refuses, are none of its business here.
-            generation_mode = GenerationMode.SAMPLE if generation_config.do_sample else GenerationMode.GREEDY_SEARCH
+            generation_mode_kwargs = {
+                name: value for name, value in generation_mode_kwargs.items() if name not in ours
+            }
+            # Samples, batches and recurrent states, which transformers' own assisted loop refuses,
+            # are none of its business here.
+            generation_mode = (
+                GenerationMode.SAMPLE
+                if generation_config.do_sample
+                else GenerationMode.GREEDY_SEARCH
+            )
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 
     return validate_generation_mode
@@ -147,7 +192,8 @@ def _with_our_checks(original):
 def _with_what_was_asked(original):
     @wraps(original)
     def prepare_generation_config(self, generation_config, **kwargs):
-        before = getattr(generation_config, ASKED, generation_config)  # a pipeline's is prepared already, and has every default
+        # a pipeline's is prepared already, and has every default
+        before = getattr(generation_config, ASKED, generation_config)
         length = kwargs.get("num_assistant_tokens", getattr(before, "num_assistant_tokens", None))
         cache = cache_in(kwargs) is not None
         asks = (*STATES, "return_dict_in_generate")
@@ -160,18 +206,31 @@ def _with_what_was_asked(original):
 
 
 def _decode_plainly(drafter: protocol.Drafter, reason: Exception) -> None:
-    """Say why a call is decoded without the drafter that is set, whose statistics it has none of."""
+    """Say why a call is decoded without the drafter that is set, whose statistics it has none
+    of.
+    """
     drafter.last_stats = None
-    logger.warning_once(f"{reason} Decoding plainly: the drafter is set, and this call has to be answered.")
+    logger.warning_once(
+        f"{reason} Decoding plainly: the drafter is set, and this call has to be answered."
+    )
 
 
 # Ways to decode that a call asks for itself.
-OWN_WAY = ("assistant_model", "custom_generate", "prompt_lookup_num_tokens", "use_mtp", "assistant_early_exit")
+OWN_WAY = (
+    "assistant_model",
+    "custom_generate",
+    "prompt_lookup_num_tokens",
+    "use_mtp",
+    "assistant_early_exit",
+)
 
 
 def _is_paged(given: dict[str, Any], *configs: Any) -> bool:
     """Tell whether a call goes to continuous batching, which takes no assistant."""
-    named = (given.get("cache_implementation"), *(getattr(config, "cache_implementation", None) for config in configs))
+    named = (
+        given.get("cache_implementation"),
+        *(getattr(config, "cache_implementation", None) for config in configs),
+    )
     return next((name for name in named if name), None) == "paged"
 
 
@@ -183,7 +242,9 @@ def _with_set_drafters(original):
         drafter, given = drafter_on(self), {**dict(zip(places, args, strict=False)), **kwargs}
         config = given.get("generation_config")
         asked = (given.get(name, getattr(config, name, None)) for name in OWN_WAY)
-        own = any(value not in (None, False) for value in asked) or getattr(config, "is_assistant", False)
+        own = any(value not in (None, False) for value in asked) or getattr(
+            config, "is_assistant", False
+        )
         if drafter is not None and not own and not _is_paged(given, config, self.generation_config):
             try:
                 return original(self, **{**given, "assistant_model": _Set(drafter)})

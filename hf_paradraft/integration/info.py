@@ -1,4 +1,6 @@
-"""A description of a folder or repository, from its configs and its tensors' names; weights are not touched."""
+"""A description of a folder or repository, from its configs and its tensors' names; weights are not
+touched.
+"""
 
 import shutil
 from collections.abc import Iterator
@@ -25,7 +27,8 @@ WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
 
 @contextmanager
 def _outline(repo_id: str) -> Iterator[Path]:
-    """Yield a temporary folder with a repository's config, and its tensors by name alone, as the Hub lists them.
+    """Yield a temporary folder with a repository's config, and its tensors by name alone, as the
+    Hub lists them.
 
     Raises:
         OSError: nothing readable there.
@@ -37,16 +40,32 @@ def _outline(repo_id: str) -> Iterator[Path]:
             files = HfApi().list_repo_files(repo_id)
             name = next(name for name in ("adapter_config.json", "config.json") if name in files)
             shutil.copy(hf_hub_download(repo_id, name), folder)
-            ours = "paradraft" in read_json(folder / name)  # what was made with this library says itself what it is
+            # what was made with this library says itself what it is
+            ours = "paradraft" in read_json(folder / name)
             if WEIGHTS & set(files) and not ours:
                 weights = HfApi().get_safetensors_metadata(repo_id).files_metadata.values()
-                sizes = {name: str(info.parameter_count) for file in weights for name, info in file.tensors.items()}
-                save_file({name: torch.empty(0) for name in sizes}, folder / "model.safetensors", metadata=sizes)
+                sizes = {
+                    name: str(info.parameter_count)
+                    for file in weights
+                    for name, info in file.tensors.items()
+                }
+                save_file(
+                    {name: torch.empty(0) for name in sizes},
+                    folder / "model.safetensors",
+                    metadata=sizes,
+                )
         except StopIteration:
-            raise OSError(f"{repo_id} holds no drafter: it has no config.json and no adapter_config.json.") from None
-        except (HTTPError, HFValidationError, OSError) as error:  # no network, no such repository, no such name
             raise OSError(
-                f"{repo_id} is neither a folder here nor a drafter that could be fetched from the Hub. {error}"
+                f"{repo_id} holds no drafter: it has no config.json and no adapter_config.json."
+            ) from None
+        except (
+            HTTPError,
+            HFValidationError,
+            OSError,
+        ) as error:  # no network, no such repository, no such name
+            raise OSError(
+                f"{repo_id} is neither a folder here nor a drafter that could be fetched from the "
+                f"Hub. {error}"
             ) from None
         yield folder
 
@@ -69,7 +88,9 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
 
 
 def _described(folder: DrafterFolder) -> list[tuple[str, Any]]:
-    """Describe a drafter's folder, or a target's if it brings MTP layers, as (name, value) pairs."""
+    """Describe a drafter's folder, or a target's if it brings MTP layers, as (name, value)
+    pairs.
+    """
     try:
         kind = kind_of(folder)
     except ValueError:
@@ -80,9 +101,13 @@ def _described(folder: DrafterFolder) -> list[tuple[str, Any]]:
 
 
 def describe_kind(kind: type[SavedDrafter], folder: DrafterFolder) -> list[tuple[str, Any]]:
-    """Describe the folder of a drafter of this kind, as (name, value) pairs; its config is enough."""
+    """Describe the folder of a drafter of this kind, as (name, value) pairs; its config is
+    enough.
+    """
     config = kind.read_description(folder)
-    made_for = provenance_of(config)["training"].get("target") or config.get("base_model_name_or_path")
+    made_for = provenance_of(config)["training"].get("target") or config.get(
+        "base_model_name_or_path"
+    )
     return [
         ("kind", identify(config, folder.names) or kind.title),
         *kind.details(config, folder.names),

@@ -1,7 +1,9 @@
-"""One look at a target before the first drafted call: does it read drafts, and padded prompts, as it reads tokens one by one?
+"""One look at a target before the first drafted call: does it read drafts, and padded prompts, as
+it reads tokens one by one?
 
-Some targets make positions or masks themselves, or forget them. Their texts would be others with a drafter than without, and no
-config says which they are. So a short text is decoded plainly, and again with drafts of its own tokens, and logits are compared.
+Some targets make positions or masks themselves, or forget them. Their texts would be others with a
+drafter than without, and no config says which they are. So a short text is decoded plainly, and
+again with drafts of its own tokens, and logits are compared.
 """
 
 from __future__ import annotations
@@ -37,11 +39,17 @@ NEW_OF_OTHERS = 16  # tokens, for a target with code of others: drafts are as wi
 TEXT = 128, 512  # tokens of a text that such a target is looked at with, at least and at most
 PROMPT = (11, 17, 23, 13, 19, 29, 12)  # ids that few tokenizers keep for something special
 PADDED = 3  # tokens on the left of the second sequence of a batch
-# How far logits may lie apart, of their spread: in fine dtypes a share, in coarse ones their steps times the root of the depth;
-# or else so many times as far as the target's own rounding takes them.
-FINE = {torch.float64: 1e-5, torch.float32: 1e-4}  # in float64 too, parts with a state may compute in float32 (Bamba, Falcon-H1)
+# How far logits may lie apart, of their spread: in fine dtypes a share, in coarse ones their steps
+# times the root of the depth; or else so many times as far as the target's own rounding takes them.
+# in float64 too, parts with a state may compute in float32 (Bamba, Falcon-H1)
+FINE = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-4,
+}
 STEPS, TIMES = 2.0, 6.0
-WORST = 2.0  # times as far one place may lie apart as the median: with 30 layers in bf16 the worst of 16 lay 2.1 steps apart
+# times as far one place may lie apart as the median: with 30 layers in bf16 the worst of 16 lay 2.1
+# steps apart
+WORST = 2.0
 PACKED = 0.1  # of the spread, at most, for kernels that differ by the number of rows
 FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
@@ -54,12 +62,25 @@ _count = itertools.count()
 
 
 def _file(model: PreTrainedModel, several: bool) -> Path:
-    """Name the file that marks a model as sound, by what decides how it reads: its code and its config, not its weights."""
+    """Name the file that marks a model as sound, by what decides how it reads: its code and its
+    config, not its weights.
+    """
     config = {**model.config.to_dict(), "_name_or_path": None}
     versions = __version__, torch.__version__, device_name(input_device(model))
-    parts = sorted({type(part).__name__ for module in model.modules() for part in (module, vars(module).get("_hf_hook"))})
+    parts = sorted(
+        {
+            type(part).__name__
+            for module in model.modules()
+            for part in (module, vars(module).get("_hf_hook"))
+        }
+    )
     key = type(model).__name__, config, str(model.dtype), attention_of(model), parts, *versions
-    return FOLDER / hashlib.sha256(json.dumps([*key, several], sort_keys=True, default=str).encode()).hexdigest()[:24]
+    return (
+        FOLDER
+        / hashlib.sha256(
+            json.dumps([*key, several], sort_keys=True, default=str).encode()
+        ).hexdigest()[:24]
+    )
 
 
 class OracleDrafter(Drafter, Drafting):
@@ -92,7 +113,9 @@ class OracleDrafter(Drafter, Drafting):
             right = right[: prefix.room]
             wrong = (right + 1) % self.vocab_size
             tokens = torch.stack([wrong, right], 1).flatten()
-            parents = [-1 if depth == 0 else 2 * depth - 1 for depth in range(len(right)) for _ in range(2)]
+            parents = [
+                -1 if depth == 0 else 2 * depth - 1 for depth in range(len(right)) for _ in range(2)
+            ]
             guesses.append(GuessedTokens(tokens, parents, [0.4, 0.6] * len(right)))
         return guesses
 
@@ -100,38 +123,64 @@ class OracleDrafter(Drafter, Drafting):
 def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
     """Describe everything but weights and inputs that decides what a forward of `model` does now.
 
-    It may have changed since the last call: wrappers put methods over those of the class, hooks change what a layer gives,
-    adapters are parts, attributes switch parts of others, and a part in training mode may draw random numbers.
+    It may have changed since the last call: wrappers put methods over those of the class, hooks
+    change what a layer gives, adapters are parts, attributes switch parts of others, and a part in
+    training mode may draw random numbers.
 
     Returns:
-        The classes of its parts and, for each part that is not as its class made it, its index and what is different; whether
-        anything is not as its class made it; whether any code is of others than `KNOWN`.
+        The classes of its parts and, for each part that is not as its class made it, its index and
+        what is different; whether anything is not as its class made it; whether any code is of
+        others than `KNOWN`.
     """
     kinds: set[Any] = set(map(type, model.modules()))
     changed: list[tuple] = []
     strange = set(filter(is_foreign, kinds))
     everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
-    functions = [function for function in (attention_function(model), plain_decoding(model)) if function is not None]
+    functions = [
+        function
+        for function in (attention_function(model), plain_decoding(model))
+        if function is not None
+    ]
     others = any(map(is_foreign, (*everywhere.values(), *functions)))
     for index, part in enumerate(model.modules()):
         own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
-        hooks = {handle: hook for handle, hook in hooks.items() if not getattr(hook, "__module__", "").startswith(OURS)}
-        methods = {name: own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)}
-        foreign = type(part) in strange or any(map(is_foreign, (*hooks.values(), *methods.values())))
+        hooks = {
+            handle: hook
+            for handle, hook in hooks.items()
+            if not getattr(hook, "__module__", "").startswith(OURS)
+        }
+        methods = {
+            name: own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)
+        }
+        foreign = type(part) in strange or any(
+            map(is_foreign, (*hooks.values(), *methods.values()))
+        )
         if hooks or methods or part.training or foreign:
             identities = tuple((name, _identity(method)) for name, method in methods.items())
-            changed.append((index, tuple(hooks), identities, part.training, _switches(own) if foreign else ()))
+            changed.append(
+                (index, tuple(hooks), identities, part.training, _switches(own) if foreign else ())
+            )
         others |= foreign
     forwards = {kind: _identity(kind.forward) for kind in kinds}
-    how = frozenset(forwards.items()), tuple(everywhere), tuple(changed), tuple(map(_identity, functions))
+    how = (
+        frozenset(forwards.items()),
+        tuple(everywhere),
+        tuple(changed),
+        tuple(map(_identity, functions)),
+    )
     others |= any(is_foreign(kind.forward) for kind in kinds)
     return how, bool(changed or everywhere or others or any(map(_is_patched, kinds))), others
 
 
 def _switches(own: dict[str, Any]) -> tuple:
-    """List a part's attributes that may switch what it does; of counters, and of what it remembers, the kind alone."""
+    """List a part's attributes that may switch what it does; of counters, and of what it remembers,
+    the kind alone.
+    """
     given = {name: value for name, value in own.items() if name not in PLAIN}
-    return tuple((name, value if isinstance(value, bool | float | str) else type(value)) for name, value in given.items())
+    return tuple(
+        (name, value if isinstance(value, bool | float | str) else type(value))
+        for name, value in given.items()
+    )
 
 
 def _is_patched(kind: type) -> bool:
@@ -147,27 +196,37 @@ def _covers(value: Any, owner: type, name: str) -> bool:
 
 
 def _identity(method: Any) -> tuple[int, ...]:
-    """Identify a function, or a bound method by its function and owner: it is another object in every look at it."""
+    """Identify a function, or a bound method by its function and owner: it is another object in
+    every look at it.
+    """
     parts = getattr(method, "__func__", method), getattr(method, "__self__", method)
     try:
-        return tuple(notes_on(part).setdefault("number", next(_count)) for part in parts)  # for an id is used again
+        # for an id is used again
+        return tuple(notes_on(part).setdefault("number", next(_count)) for part in parts)
     except TypeError:  # an object that cannot be hashed
         return tuple(map(id, parts))
 
 
 def check_reads(
-    model: PreTrainedModel, several: bool, needs_more: bool = False, text: LongTensor | None = None, limit: int = 0
+    model: PreTrainedModel,
+    several: bool,
+    needs_more: bool = False,
+    text: LongTensor | None = None,
+    limit: int = 0,
 ) -> None:
     """Refuse a target whose texts would be others with a drafter.
 
-    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it, once in all processes. With code
-    of others it is looked at once for each doubling of the text's length, for such code may begin to act anywhere.
+    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it,
+    once in all processes. With code of others it is looked at once for each doubling of the text's
+    length, for such code may begin to act anywhere.
 
     Args:
         model: the target.
         several: whether sequences are padded, or are of different lengths after the first round.
-        needs_more: whether the call brings more than ids, without which the target may not be able to decode.
-        text: int64 `(n,)`, a prompt of the call, which a target with code of others is looked at with; default: any.
+        needs_more: whether the call brings more than ids, without which the target may not be able
+            to decode.
+        text: int64 `(n,)`, a prompt of the call, which a target with code of others is looked at
+            with; default: any.
         limit: tokens of the whole text at most.
 
     Raises:
@@ -175,13 +234,13 @@ def check_reads(
     """
     if any(_has_adapters_of_rows(part) for part in model.modules()):
         raise Refused(
-            "The adapters of this call differ from row to row (adapter_names), and drafts have rows of their own: generate "
-            "without a drafter, or once per adapter."
+            "The adapters of this call differ from row to row (adapter_names), and drafts have "
+            "rows of their own: generate without a drafter, or once per adapter."
         )
     if any(_switches_by_tokens(part) for part in model.modules()):
         raise Refused(
-            "An adapter of this target is on from certain tokens on (aLoRA), and counts them from the end of each forward, which "
-            "a draft moves: generate without a drafter."
+            "An adapter of this target is on from certain tokens on (aLoRA), and counts them from "
+            "the end of each forward, which a draft moves: generate without a drafter."
         )
     faults = notes_on(model).setdefault("faults", {})
     called, changed, others = as_called(model)
@@ -190,7 +249,10 @@ def check_reads(
     if how not in faults:
         file = None if changed else _file(model, several)
         if any(hooks for _, hooks, *_ in called[2]):
-            logger.warning_once("This target has hooks of others: they see a short text too, by which it is looked at.")
+            logger.warning_once(
+                "This target has hooks of others: they see a short text too, by which it is looked "
+                "at."
+            )
         fault = "" if file is not None and file.exists() else _fault(model, several, text)
         if fault is None:
             return
@@ -204,28 +266,42 @@ def check_reads(
     if faults[how] and not (needs_more and faults[how].startswith(CANNOT)):
         alone = ", or one prompt at a time" if "padded" in faults[how] else ""
         raise Refused(
-            f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate without a drafter{alone}."
+            f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate "
+            f"without a drafter{alone}."
         )
 
 
 def _text_of(model: PreTrainedModel, prompt: LongTensor | None, limit: int) -> LongTensor:
-    """Make a text that is as long as the call's may become, within bounds, and that ends like its prompt."""
+    """Make a text that is as long as the call's may become, within bounds, and that ends like its
+    prompt.
+    """
     config, (shortest, longest) = model.config.get_text_config(), TEXT
     wanted = 1 << (max(limit, shortest) - 1).bit_length()
-    size = min(wanted, longest, getattr(config, "max_position_embeddings", None) or longest) - NEW_OF_OTHERS
+    size = (
+        min(wanted, longest, getattr(config, "max_position_embeddings", None) or longest)
+        - NEW_OF_OTHERS
+    )
     text = torch.tensor(PROMPT, device="cpu") if prompt is None or not len(prompt) else prompt.cpu()
     return (text % config.vocab_size).repeat(-(-size // len(text)))[-max(size, len(PROMPT)) :]
 
 
 def _has_adapters_of_rows(part: torch.nn.Module) -> bool:
-    """Tell whether a call of PEFT's gives each row of its batch an adapter, by a hook for the time of the call."""
-    return any("adapter_names" in getattr(hook, "keywords", ()) for hook in part._forward_pre_hooks.values())
+    """Tell whether a call of PEFT's gives each row of its batch an adapter, by a hook for the time
+    of the call.
+    """
+    return any(
+        "adapter_names" in getattr(hook, "keywords", ())
+        for hook in part._forward_pre_hooks.values()
+    )
 
 
 def _switches_by_tokens(part: torch.nn.Module) -> bool:
     """Tell whether a part is a layer with an activated LoRA (PEFT's aLoRA) that is on."""
     variants = vars(part).get("lora_variant") or {}
-    return any(isinstance(variants.get(name), ALoraLinearVariant) for name in (part.active_adapters if variants else ()))
+    return any(
+        isinstance(variants.get(name), ALoraLinearVariant)
+        for name in (part.active_adapters if variants else ())
+    )
 
 
 def reads_padded(model: PreTrainedModel) -> bool:
@@ -241,22 +317,29 @@ def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
     """Refuse a call with images, or the like, whose target or drafter cannot serve them.
 
     Raises:
-        ValueError: the target's cache holds an image's keys with the text's, as Mllama's does, which drafts would crop; or it
-            has several positions a token (M-RoPE), and the drafter one.
+        ValueError: the target's cache holds an image's keys with the text's, as Mllama's does,
+            which drafts would crop; or it has several positions a token (M-RoPE), and the drafter
+            one.
     """
     config = model.config.get_text_config()
     if getattr(config, "cross_attention_layers", None):
-        raise Refused(f"{type(model).__name__} attends to images across, which drafts do not serve: generate without a drafter.")
-    if isinstance(drafter, FeatureDrafter) and "mrope_section" in str(getattr(config, "rope_parameters", "")):
         raise Refused(
-            f"This {drafter.title} has one position a token, and images give {type(model).__name__} several (M-RoPE): generate "
-            "with images without it."
+            f"{type(model).__name__} attends to images across, which drafts do not serve: generate "
+            "without a drafter."
+        )
+    if isinstance(drafter, FeatureDrafter) and "mrope_section" in str(
+        getattr(config, "rope_parameters", "")
+    ):
+        raise Refused(
+            f"This {drafter.title} has one position a token, and images give "
+            f"{type(model).__name__} several (M-RoPE): generate with images without it."
         )
 
 
 @torch.no_grad()
 def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None) -> str | None:
-    """Decode a short text plainly and with drafts; say what is wrong with the target, as the predicate of a sentence.
+    """Decode a short text plainly and with drafts; say what is wrong with the target, as the
+    predicate of a sentence.
 
     Args:
         model: the target.
@@ -268,19 +351,31 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
     """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
-    ids = torch.tensor([PROMPT], device=device) % vocab_size if text is None else text[None].to(device)
+    ids = (
+        torch.tensor([PROMPT], device=device) % vocab_size
+        if text is None
+        else text[None].to(device)
+    )
     new = NEW if text is None else NEW_OF_OTHERS
     mask = torch.ones_like(ids)
     if several:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         mask[1, :PADDED] = 0
     generator, decodes = generator_of(device), False
-    # What its own config says of decoding is for texts of others, and other threads may decode with it meanwhile.
+    # What its own config says of decoding is for texts of others, and other threads may decode with
+    # it meanwhile.
     twin = object.__new__(type(model))
     twin.__dict__ = {**vars(model), "generation_config": GenerationConfig()}
     own = [vars(part) for part in model.modules()]
-    kept = [{name: value for name, value in had.items() if isinstance(value, PLAIN_VALUES | Tensor)} for had in own]
-    with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):  # the caller's seed is the caller's
+    kept = [
+        {name: value for name, value in had.items() if isinstance(value, PLAIN_VALUES | Tensor)}
+        for had in own
+    ]
+    # the caller's seed is the caller's
+    with (
+        plainly(),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+    ):
         try:
             before = None if generator is None else generator.get_state()
             texts, plain = _decoded(twin, ids, mask, new)
@@ -288,32 +383,51 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
             _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
             decodes = True
             drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size, new)
-            other, drafted = _decoded(twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter)
+            other, drafted = _decoded(
+                twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter
+            )
         except (torch.OutOfMemoryError, ChangedTransformers):
             raise
         except Exception as error:  # whatever a model raises that was not written for drafts
             if isinstance(error, Refused):
                 return None
-            return f"does not read {_read(several)}" if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
-        finally:  # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text
+            return (
+                f"does not read {_read(several)}"
+                if decodes
+                else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
+            )
+        # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text
+        finally:
             for had, values in zip(own, kept, strict=True):
                 had.update(values)
     if moved:
         return "draws random numbers in its forwards (dropout in training mode?)"
     if bool(plain.isnan().any()):  # acceptance says what is wrong with it
         return ""
-    same = (texts == other)[:, ids.shape[1] - 1 : -1].cumprod(-1).bool()  # after two tokens that differ texts are others
+    # after two tokens that differ texts are others
+    same = (texts == other)[:, ids.shape[1] - 1 : -1].cumprod(-1).bool()
     plain, drafted, again = (logits[same] for logits in (plain, drafted, again[: len(plain)]))
     if not torch.equal(plain.isinf(), drafted.isinf()):
         return f"does not read {_read(several)}"
-    plain, again, drafted = (logits.masked_fill(logits.isinf(), 0.0) for logits in (plain, again, drafted))
-    noise, apart = (torch.full(same.shape, torch.nan, dtype=torch.float32, device=device) for _ in range(2))
+    plain, again, drafted = (
+        logits.masked_fill(logits.isinf(), 0.0) for logits in (plain, again, drafted)
+    )
+    noise, apart = (
+        torch.full(same.shape, torch.nan, dtype=torch.float32, device=device) for _ in range(2)
+    )
     for distance, logits in ((noise, again), (apart, drafted)):
         distance[same] = ((plain - logits).square().mean(-1).sqrt() / plain.std(-1)).float()
-    allowed = max(_rounding(model), min(TIMES * float(noise.nanmedian().nan_to_num()), PACKED) if text is None else 0.0)
+    allowed = max(
+        _rounding(model),
+        min(TIMES * float(noise.nanmedian().nan_to_num()), PACKED) if text is None else 0.0,
+    )
     typical = apart[:, 1:].nanmedian(-1).values.nan_to_num().max()  # the first is the prompt's
     worst = apart.nan_to_num().max()
-    return "" if bool(typical <= allowed and worst <= WORST * allowed) else f"does not read {_read(several)}"
+    return (
+        ""
+        if bool(typical <= allowed and worst <= WORST * allowed)
+        else f"does not read {_read(several)}"
+    )
 
 
 def _read(several: bool) -> str:
@@ -329,8 +443,12 @@ def _rounding(model: PreTrainedModel) -> float:
     return STEPS * coarse * model.config.get_text_config().num_hidden_layers ** 0.5
 
 
-def _decoded(model: PreTrainedModel, ids: LongTensor, mask: Tensor, new: int, **how: Any) -> tuple[LongTensor, Tensor]:
-    """Generate `new` tokens: the whole text, and the logits `(B, new, V)` float32 of its new tokens."""
+def _decoded(
+    model: PreTrainedModel, ids: LongTensor, mask: Tensor, new: int, **how: Any
+) -> tuple[LongTensor, Tensor]:
+    """Generate `new` tokens: the whole text, and the logits `(B, new, V)` float32 of its new
+    tokens.
+    """
     config = GenerationConfig(
         max_new_tokens=new,
         min_new_tokens=new,
@@ -341,5 +459,7 @@ def _decoded(model: PreTrainedModel, ids: LongTensor, mask: Tensor, new: int, **
         return_dict_in_generate=True,
         pad_token_id=0,
     )
-    made = GenerationMixin.generate(model, ids, attention_mask=mask, generation_config=config, **how)
+    made = GenerationMixin.generate(
+        model, ids, attention_mask=mask, generation_config=config, **how
+    )
     return made.sequences, torch.stack(made.logits, 1).float()

@@ -19,7 +19,8 @@ def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
     Args:
         folder: as `save_pretrained` or `paradraft train` wrote it.
         repo_id: `user/name`; made if it does not exist.
-        kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for `push_drafter`.
+        kwargs: `private`, `revision`, `create_pr`, `token`, `commit_message`, `license`, as for
+            `push_drafter`.
 
     Raises:
         OSError: the folder lacks something, or the Hub refused; nothing has been published.

@@ -1,4 +1,6 @@
-"""A drafter that stays: every `target.generate` drafts with it, from any caller (TRL, evaluation, pipelines, agents)."""
+"""A drafter that stays: every `target.generate` drafts with it, from any caller (TRL, evaluation,
+pipelines, agents).
+"""
 
 from __future__ import annotations
 
@@ -32,14 +34,15 @@ class Entry:
 class set_drafter:
     """Let every `generate` of a target draft, from now on, or in a `with` block.
 
-    The texts stay the target's own. A call that the loop cannot serve (beams, a cache of another kind) is decoded plainly,
-    with one warning for each reason. `assistant_model=` and `custom_generate=` in a call win. Nothing of the drafter is copied,
-    pickled or saved with the target.
+    The texts stay the target's own. A call that the loop cannot serve (beams, a cache of another
+    kind) is decoded plainly, with one warning for each reason. `assistant_model=` and
+    `custom_generate=` in a call win. Nothing of the drafter is copied, pickled or saved with the
+    target.
 
     Args:
         target: the model; or what is wrapped around it, by PEFT or `DistributedDataParallel`.
-        drafter: as for `assistant_model`; it takes the place of one that was set before. None: draft no more. "auto": the one
-            that `AutoDrafter.for_target` finds.
+        drafter: as for `assistant_model`; it takes the place of one that was set before. None:
+            draft no more. "auto": the one that `AutoDrafter.for_target` finds.
 
     Raises:
         ValueError: the drafter is none, or was made for another target.
@@ -58,7 +61,8 @@ class set_drafter:
 
     def __enter__(self) -> Drafter | None:
         with _lock:
-            # From here on it is set for the block alone; what it took the place of comes back, unless that has ended.
+            # From here on it is set for the block alone; what it took the place of comes back,
+            # unless that has ended.
             self._end(self.made, [entry for entry in self.before if not entry.ended])
             self.blocks.append(Entry(self.made.drafter))
             notes_on(self.target)["set"] += (self.blocks[-1],)
@@ -72,11 +76,15 @@ class set_drafter:
     def _end(self, entry: Entry, instead: list[Entry]) -> None:
         """Put others in the place of an entry, if it is set."""
         notes, entry.ended = notes_on(self.target), True
-        notes["set"] = tuple(one for other in notes["set"] for one in (instead if other is entry else [other]))
+        notes["set"] = tuple(
+            one for other in notes["set"] for one in (instead if other is entry else [other])
+        )
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:
-    """Look up the drafter that is set on a model; None: there is none, or this thread is to decode plainly."""
+    """Look up the drafter that is set on a model; None: there is none, or this thread is to decode
+    plainly.
+    """
     drafters = notes_on(target).get("set")
     return None if getattr(_thread, "plain", False) or not drafters else drafters[-1].drafter
 

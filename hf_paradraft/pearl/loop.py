@@ -1,11 +1,14 @@
-"""Draft while verifying (PEARL, section 3): the drafter works on the next window while the target looks at this one.
+"""Draft while verifying (PEARL, section 3): the drafter works on the next window while the target
+looks at this one.
 
-The drafter guesses after the window that is being verified, as if all of it were accepted. If it is, and the target's own next
-token is one of the guesses, what was guessed after that one is the next window: no time was lost (*post-verify*). If not, the
-guesses are dropped, and the target reads its newest token alone while the drafter writes a new window (*pre-verify*); or the
-drafter writes first, where it was seen to be so much faster than the target that this brings more.
+The drafter guesses after the window that is being verified, as if all of it were accepted. If it
+is, and the target's own next token is one of the guesses, what was guessed after that one is the
+next window: no time was lost (*post-verify*). If not, the guesses are dropped, and the target reads
+its newest token alone while the drafter writes a new window (*pre-verify*); or the drafter writes
+first, where it was seen to be so much faster than the target that this brings more.
 
-Drafts are judged by the same rules as ever, and are drawn without looking at the target's draws; so outputs stay what they are.
+Drafts are judged by the same rules as ever, and are drawn without looking at the target's draws; so
+outputs stay what they are.
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ from typing import Any
 
 import torch
 from torch import LongTensor
-from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessorList,
+    PreTrainedModel,
+    StoppingCriteriaList,
+)
 
 from ..copies import copies_of
 from ..decoding.batch import Batch
@@ -40,7 +48,9 @@ from .schedule import OverlapSchedule, check_overlap
 
 
 def device_of(drafter: Any) -> torch.device | None:
-    """Look up the device of a drafter's model, itself or the one that it wraps; None for a drafter without a model."""
+    """Look up the device of a drafter's model, itself or the one that it wraps; None for a drafter
+    without a model.
+    """
     return getattr(getattr(drafter, "model", drafter), "device", None)
 
 
@@ -51,8 +61,11 @@ def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
     return of_pair(target, drafter).setdefault(key, OverlapSchedule(config.num_draft_tokens))
 
 
-def decoding_of(drafter: Drafter, target: PreTrainedModel) -> Callable[..., SpeculativeOutput | LongTensor]:
-    """Choose the loop of a pair: an overlapped one if `overlap` is set, and it may save time or `never_slower` is off.
+def decoding_of(
+    drafter: Drafter, target: PreTrainedModel
+) -> Callable[..., SpeculativeOutput | LongTensor]:
+    """Choose the loop of a pair: an overlapped one if `overlap` is set, and it may save time or
+    `never_slower` is off.
 
     In one process on one device there is nothing to win.
     """
@@ -74,10 +87,11 @@ def below(draft: Draft, token: int) -> Draft:
 
 
 class DrafterThread:
-    """The drafter's thread, one job at a time: it begins with a verification and is waited for after it.
+    """The drafter's thread, one job at a time: it begins with a verification and is waited for
+    after it.
 
-    What belongs to a thread alone is set in it: no gradients, inference mode, autocast, a stream of its own on a GPU, and half of
-    the CPU threads where both sides share the cores.
+    What belongs to a thread alone is set in it: no gradients, inference mode, autocast, a stream of
+    its own on a GPU, and half of the CPU threads where both sides share the cores.
 
     Args:
         device: of the target.
@@ -88,8 +102,12 @@ class DrafterThread:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="paradraft-drafter")
         self.inference = torch.is_inference_mode_enabled()
         kind = device.type
-        self.autocast = (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
-        self.shares = device.type == "cpu" and drafter_device is not None and drafter_device.type == "cpu"
+        self.autocast = (
+            (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
+        )
+        self.shares = (
+            device.type == "cpu" and drafter_device is not None and drafter_device.type == "cpu"
+        )
         self.threads = torch.get_num_threads()
         on_gpu = drafter_device is not None and drafter_device.type == "cuda"
         self.stream = torch.cuda.Stream(drafter_device) if on_gpu else None
@@ -98,8 +116,16 @@ class DrafterThread:
     def _work(self, job: Callable[[], Any]) -> Any:
         if self.shares and self.threads > 1:
             torch.set_num_threads(self.threads - self.threads // 2)
-        autocast: Any = nullcontext() if self.autocast is None else torch.autocast(self.autocast[0], dtype=self.autocast[1])
-        with torch.inference_mode() if self.inference else torch.no_grad(), autocast, torch.cuda.stream(self.stream):
+        autocast: Any = (
+            nullcontext()
+            if self.autocast is None
+            else torch.autocast(self.autocast[0], dtype=self.autocast[1])
+        )
+        with (
+            torch.inference_mode() if self.inference else torch.no_grad(),
+            autocast,
+            torch.cuda.stream(self.stream),
+        ):
             self.begun = perf_counter()
             try:
                 done = job()
@@ -111,7 +137,9 @@ class DrafterThread:
 
     @contextmanager
     def meanwhile(self, job: Callable[[], Any]) -> Iterator[Future]:
-        """Do `job` in the thread while the block runs; after the block it is over, whatever happens on either side."""
+        """Do `job` in the thread while the block runs; after the block it is over, whatever happens
+        on either side.
+        """
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         future = self.executor.submit(self._work, job)
@@ -136,27 +164,49 @@ class Windows:
         group: of its sequences.
         thread: in which the drafter works.
         schedule: how far it guesses.
-        adapts: whether that follows what was measured; not where drafts are drawn, which would then depend on the clock.
+        adapts: whether that follows what was measured; not where drafts are drawn, which would then
+            depend on the clock.
     """
 
-    def __init__(self, call: Call, group: Group, thread: DrafterThread, schedule: OverlapSchedule, adapts: bool):
-        self.call, self.group, self.thread, self.schedule, self.adapts = call, group, thread, schedule, adapts
+    def __init__(
+        self,
+        call: Call,
+        group: Group,
+        thread: DrafterThread,
+        schedule: OverlapSchedule,
+        adapts: bool,
+    ):
+        self.call, self.group, self.thread, self.schedule = call, group, thread, schedule
+        self.adapts = adapts
         self.nothing = group.nothing
-        self.windows = [self.nothing] * len(call.sequences)  # of each sequence, what is verified next
+        # of each sequence, what is verified next
+        self.windows = [self.nothing] * len(call.sequences)
         self.ahead = self.windows  # of each sequence, what was guessed after what is being verified
-        self.paths: list[list[int]] = []  # of each sequence, the nodes that the drafter takes for accepted
-        self.texts = [sequence.ids[0, :0] for sequence in call.sequences]  # what the drafter was asked about last
+        self.paths: list[
+            list[int]
+        ] = []  # of each sequence, the nodes that the drafter takes for accepted
+        # what the drafter was asked about last
+        self.texts = [sequence.ids[0, :0] for sequence in call.sequences]
         self.size = 0  # tokens guessed in this round, at most
         self.drafted_first = False  # in this round
-        self.waited = self.hidden = 0.0  # seconds of this round: after the verification, and during it
+        self.waited = self.hidden = (
+            0.0  # seconds of this round: after the verification, and during it
+        )
 
     def ready(self) -> None:
-        """Give each sequence its window; where none has one, draft now, if that pays, but not before the prompt is read."""
+        """Give each sequence its window; where none has one, draft now, if that pays, but not
+        before the prompt is read.
+        """
         call = self.call
         self.group.builder.asked = self.drafted_first = False
         depth = call.config.num_draft_tokens if self.group.may_draft(call.verifier) else 0
         prefixes = [sequence.prefix(depth) for sequence in call.sequences]
-        if self.adapts and self.schedule.drafts_first and not any(map(len, self.windows)) and not call.first:
+        if (
+            self.adapts
+            and self.schedule.drafts_first
+            and not any(map(len, self.windows))
+            and not call.first
+        ):
             size = self.schedule.size()
             prefixes = [replace(prefix, room=min(prefix.room, size)) for prefix in prefixes]
             if any(prefix.room for prefix in prefixes):
@@ -165,7 +215,9 @@ class Windows:
             sequence.draft = window if prefix.room else self.nothing
 
     def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Make drafts after `prefixes`, telling the drafter how many of their first tokens it was asked about before."""
+        """Make drafts after `prefixes`, telling the drafter how many of their first tokens it was
+        asked about before.
+        """
         asked = []
         for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
             most = min(len(before), prefix.ids.shape[1])
@@ -176,17 +228,33 @@ class Windows:
 
     @contextmanager
     def drafting_ahead(self) -> Iterator[None]:
-        """Let the drafter guess on while the block verifies its windows, as if each were accepted as far as it goes."""
+        """Let the drafter guess on while the block verifies its windows, as if each were accepted
+        as far as it goes.
+        """
         call = self.call
         self.waited = self.hidden = 0.0
-        self.size = min(call.config.num_draft_tokens, self.schedule.size()) if self.adapts else call.config.num_draft_tokens
+        self.size = (
+            min(call.config.num_draft_tokens, self.schedule.size())
+            if self.adapts
+            else call.config.num_draft_tokens
+        )
         self.paths = [likely_path(sequence.draft) for sequence in call.sequences]
         hoped = []
         for sequence, path in zip(call.sequences, self.paths, strict=True):
             ids = sequence.ids[:, sequence.padding : sequence.length]
-            room = 0 if sequence.finished or not call.verifier.may_draft else sequence.space - len(path)
+            room = (
+                0
+                if sequence.finished or not call.verifier.may_draft
+                else sequence.space - len(path)
+            )
             # One of the guesses stands for the target's own token.
-            hoped.append(Prefix(torch.cat([ids, sequence.draft.tokens[path][None]], dim=1), max(0, min(self.size, room)), 0))
+            hoped.append(
+                Prefix(
+                    torch.cat([ids, sequence.draft.tokens[path][None]], dim=1),
+                    max(0, min(self.size, room)),
+                    0,
+                )
+            )
         self.ahead = [self.nothing] * len(hoped)
         if not any(prefix.room for prefix in hoped):
             self.size = 0
@@ -196,24 +264,31 @@ class Windows:
             yield
             verified = perf_counter()
         self.ahead, end = future.result(), self.thread.ended
-        self.hidden, self.waited = max(0.0, min(end, verified) - self.thread.begun), max(0.0, end - verified)
+        self.hidden = max(0.0, min(end, verified) - self.thread.begun)
+        self.waited = max(0.0, end - verified)
 
     def settle(self) -> None:
         """Keep what was guessed after sequences that went as expected; drop the rest."""
         begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
         self.windows = []
-        for sequence, likely, ahead in zip(self.call.sequences, self.paths, self.ahead, strict=True):
+        for sequence, likely, ahead in zip(
+            self.call.sequences, self.paths, self.ahead, strict=True
+        ):
             accepted = sequence.accepted
             if accepted is None:
                 self.windows.append(self.nothing)
                 continue
-            for depth in range(min(accepted.judged, len(sequence.draft), self.schedule.most - begin)):
+            for depth in range(
+                min(accepted.judged, len(sequence.draft), self.schedule.most - begin)
+            ):
                 self.schedule.observe_guess(begin + depth, depth < len(accepted.path))
             new = accepted.tokens[: sequence.length - accepted.begin]
             fits = accepted.path == likely and len(new) == len(accepted.path) + 1
             self.windows.append(below(ahead, new[-1]) if fits else self.nothing)
             if fits and len(ahead):
-                self.schedule.observe_guess(0, any(ahead.token_ids[node] == new[-1] for node in ahead.children(-1)))
+                self.schedule.observe_guess(
+                    0, any(ahead.token_ids[node] == new[-1] for node in ahead.children(-1))
+                )
 
     def observe(self, seconds: float, verify_seconds: float) -> None:
         """Learn what a round took after what was drafted first, unless it read the prompt."""
@@ -221,7 +296,10 @@ class Windows:
             drafted = max(len(sequence.draft) for sequence in self.call.sequences)
             self.schedule.judged += drafted > 0
             self.schedule.verify.observe(1 + drafted, seconds - self.waited)
-            self.schedule.draft.observe(self.size, self.thread.ended - self.thread.begun + seconds - self.waited - verify_seconds)
+            self.schedule.draft.observe(
+                self.size,
+                self.thread.ended - self.thread.begun + seconds - self.waited - verify_seconds,
+            )
 
 
 @torch.no_grad()
@@ -239,10 +317,12 @@ def overlapped_decoding(
 ) -> SpeculativeOutput | LongTensor:
     """Decode as `speculative_decoding`, with a drafter that works while the target verifies.
 
-    With `never_slower` the faster way is taken, call by call: a drafter would have to read its text on both sides.
+    With `never_slower` the faster way is taken, call by call: a drafter would have to read its text
+    on both sides.
 
     Raises:
-        ValueError: as there; and a drafter that cannot go on without the verification, or a target that cannot be overlapped.
+        ValueError: as there; and a drafter that cannot go on without the verification, or a target
+            that cannot be overlapped.
     """
     started = perf_counter()
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
@@ -258,7 +338,8 @@ def overlapped_decoding(
     with closing(batch):
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         call.drafter = drafter
-        if overlapped and call.rule.draws is not None:  # two threads would take turns at torch's generator
+        # two threads would take turns at torch's generator
+        if overlapped and call.rule.draws is not None:
             seed = int(torch.randint(2**62, (), device="cpu"))
             call.rule.draws.generator = torch.Generator(call.buffer.device).manual_seed(seed)
         chain = not call.verifier.branches or config.tree_size is None
@@ -273,7 +354,9 @@ def overlapped_decoding(
                     overlapped_step(batch, windows)
                 else:
                     step(batch)
-                if not reads_prompt and any(len(sequence.draft) or windows.size for sequence in call.sequences):
+                if not reads_prompt and any(
+                    len(sequence.draft) or windows.size for sequence in call.sequences
+                ):
                     emitted = fmean(len(record.emitted) for record in call.parts())
                     schedule.observe_round(overlapped, emitted, perf_counter() - begun)
     return output(call, started, model_kwargs)

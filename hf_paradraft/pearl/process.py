@@ -1,6 +1,8 @@
-"""A drafter in a process of its own: next to an overlapped verification no interpreter is shared, only ids cross.
+"""A drafter in a process of its own: next to an overlapped verification no interpreter is shared,
+only ids cross.
 
-Threads of one process take turns at the interpreter, which small eager forwards need most of the time; two processes do not.
+Threads of one process take turns at the interpreter, which small eager forwards need most of the
+time; two processes do not.
 """
 
 from __future__ import annotations
@@ -56,15 +58,19 @@ def without_interrupts() -> Iterator[None]:
 
 
 class ProcessDrafter(Drafter):
-    """A drafter that runs another one, which works on its own, in a process with threads of its own; made for `overlap=True`.
+    """A drafter that runs another one, which works on its own, in a process with threads of its
+    own; made for `overlap=True`.
 
-    The process starts with the first call, takes a copy of the drafter, and ends with `close`, with the `with` block, or when
-    this object is held no more. As with all spawned processes, a script that starts one needs `if __name__ == "__main__":`.
-    Under `rejection` its drafts count as certain, for distributions do not cross.
+    The process starts with the first call, takes a copy of the drafter, and ends with `close`, with
+    the `with` block, or when this object is held no more. As with all spawned processes, a script
+    that starts one needs `if __name__ == "__main__":`. Under `rejection` its drafts count as
+    certain, for distributions do not cross.
 
     Args:
-        drafter: PARD, autoregressive, n-gram, or anything that reads nothing of the target and can be pickled.
-        threads: CPU threads of the process; default: half of this one's. The first one keeps to as many cores, on Linux.
+        drafter: PARD, autoregressive, n-gram, or anything that reads nothing of the target and can
+            be pickled.
+        threads: CPU threads of the process; default: half of this one's. The first one keeps to as
+            many cores, on Linux.
     """
 
     def __init__(self, drafter: Drafter, threads: int | None = None):
@@ -91,14 +97,18 @@ class ProcessDrafter(Drafter):
         """Check the drafter with `target`, and start its process.
 
         Raises:
-            ValueError: it cannot draft for `target`, needs what lives in the target's process, or cannot be sent to another.
+            ValueError: it cannot draft for `target`, needs what lives in the target's process, or
+                cannot be sent to another.
             RuntimeError: its process did not start.
         """
         who = type(self.drafter).__name__
         self.drafter.attach(target)
         borrows = any(isinstance(value, TargetHead) for value in vars(self.drafter).values())
         if borrows or self.drafter.needs(target) or self.drafter.guesses_in_target:
-            raise ValueError(f"{who} stands on the target, so it has to be in the target's process: pass it as it is.")
+            raise ValueError(
+                f"{who} stands on the target, so it has to be in the target's process: pass it as "
+                "it is."
+            )
         with self.lock:
             if self.served is target.config and self.process.is_alive():
                 return
@@ -106,11 +116,16 @@ class ProcessDrafter(Drafter):
             try:
                 sent = pickle.dumps((self.drafter, type(target), target.config))
             except Exception as error:
-                raise ValueError(f"{who}, or the target's class, cannot be sent to another process: {error}") from error
+                raise ValueError(
+                    f"{who}, or the target's class, cannot be sent to another process: {error}"
+                ) from error
             context = get_context("spawn")
             connection, other = context.Pipe()
-            alone = all(child.name != NAME for child in active_children())  # others keep to the last cores
-            process = context.Process(target=serve, args=(other, self.threads, alone), name=NAME, daemon=True)
+            # others keep to the last cores
+            alone = all(child.name != NAME for child in active_children())
+            process = context.Process(
+                target=serve, args=(other, self.threads, alone), name=NAME, daemon=True
+            )
             with without_interrupts():
                 process.start()
             other.close()
@@ -122,7 +137,8 @@ class ProcessDrafter(Drafter):
             except (EOFError, OSError) as error:
                 self.close()
                 raise RuntimeError(
-                    f"{who}'s process did not start; a script that starts one needs `if __name__ == '__main__':` around its work."
+                    f"{who}'s process did not start; a script that starts one needs `if __name__ "
+                    "== '__main__':` around its work."
                 ) from error
             except BaseException:
                 self.close()
@@ -133,7 +149,9 @@ class ProcessDrafter(Drafter):
             self.served = target.config
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Begin a `generate` call that does not overlap: the drafter is still here too, where no process has to be woken."""
+        """Begin a `generate` call that does not overlap: the drafter is still here too, where no
+        process has to be woken.
+        """
         here = object.__new__(type(self.drafter))  # with the same weights, and options of its own
         here.__dict__.update(vars(self.drafter), speculation_config=self.speculation_config)
         return here.start_drafting(target, max_length)
@@ -148,7 +166,8 @@ class ProcessDrafter(Drafter):
         with self.lock:
             if process is not self.process or self.served is None:
                 raise RuntimeError(
-                    "The drafter's process was ended under this call, by `close` or by a call with another target."
+                    "The drafter's process was ended under this call, by `close` or by a call with "
+                    "another target."
                 )
             ended = [self.ended.popleft() for _ in range(len(self.ended))]
             try:
@@ -158,7 +177,8 @@ class ProcessDrafter(Drafter):
                 process.join(PATIENCE)
                 self.close()
                 raise RuntimeError(
-                    f"The drafter's process ended, exit code {process.exitcode}: the next call starts another."
+                    f"The drafter's process ended, exit code {process.exitcode}: the next call "
+                    "starts another."
                 ) from error
             except BaseException:  # an answer may be half read
                 self.close()
@@ -233,13 +253,25 @@ class ProcessDrafting(Drafting):
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Ask the worker for its drafts, and return them as `GuessedTokens`."""
-        changes = [(prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes]
+        changes = [
+            (prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes
+        ]
         return [
             GuessedTokens(prefix.ids.new_tensor(tokens), parents, acceptance)
-            for prefix, (tokens, parents, acceptance) in zip(prefixes, self._ask("propose", changes), strict=True)
+            for prefix, (tokens, parents, acceptance) in zip(
+                prefixes, self._ask("propose", changes), strict=True
+            )
         ]
 
     def observe(self, observations: list[Observation | None]) -> None:
-        """Pass on what the target brought, where that is wanted: ids alone, for no features are asked for."""
+        """Pass on what the target brought, where that is wanted: ids alone, for no features are
+        asked for.
+        """
         if self.learns:
-            self._ask("observe", [None if seen is None else (seen.tokens.tolist(), seen.begin) for seen in observations])
+            self._ask(
+                "observe",
+                [
+                    None if seen is None else (seen.tokens.tolist(), seen.begin)
+                    for seen in observations
+                ],
+            )

@@ -1,10 +1,12 @@
-"""PEARL's window: how far to guess while the target verifies, and whether to overlap at all, from what was measured.
+"""PEARL's window: how far to guess while the target verifies, and whether to overlap at all, from
+what was measured.
 
-The schedule has two states. A round that verifies a window brings what was accepted of it and one token of the target's; if all
-was, and that token was guessed, another window is ready. Any other round is followed by one without: the paper's reads the newest
-token alone, while a new window is written; where drafting takes much less than verifying, it is faster to draft first and to
-verify that, while what may follow it is drafted. So with the chance that a guess is right, and the seconds of either side, the
-speed of both ways is known.
+The schedule has two states. A round that verifies a window brings what was accepted of it and one
+token of the target's; if all was, and that token was guessed, another window is ready. Any other
+round is followed by one without: the paper's reads the newest token alone, while a new window is
+written; where drafting takes much less than verifying, it is faster to draft first and to verify
+that, while what may follow it is drafted. So with the chance that a guess is right, and the seconds
+of either side, the speed of both ways is known.
 """
 
 from collections.abc import Callable
@@ -22,14 +24,18 @@ Seconds = Callable[[NDArray], NDArray]
 DECAY = 0.98  # of a round's weight with each later round
 SEEN = 8  # windows that were judged before their size follows what was measured
 LOOK = 64  # of them, between two that are as long as they may be
-NEARLY = 0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
+NEARLY = (
+    0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
+)
 BLOCK = 16  # rounds that go one way, at least
-SLOWLY = 0.998  # of a round's weight, where the two ways are compared: tokens of single rounds differ much
+# of a round's weight, where the two ways are compared: tokens of single rounds differ much
+SLOWLY = 0.998
 SHARE = 0.25  # of the seconds are spent overlapped while it is not known whether that is faster
 
 
 def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
-    """Refuse a drafter that cannot go on without the verification, and a target that cannot be overlapped.
+    """Refuse a drafter that cannot go on without the verification, and a target that cannot be
+    overlapped.
 
     Raises:
         ValueError: with what to change.
@@ -37,23 +43,33 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
     who = type(drafter).__name__
     if drafter.needs(model):
         raise Refused(
-            f"overlap=True: {who} reads the target's hidden states, so its next window needs this one's: set overlap=False."
+            f"overlap=True: {who} reads the target's hidden states, so its next window needs this "
+            "one's: set overlap=False."
         )
     if drafter.guesses_in_target:
-        raise Refused(f"overlap=True: {who} guesses in the target's own forward, and has nothing to do meanwhile: set it False.")
+        raise Refused(
+            f"overlap=True: {who} guesses in the target's own forward, and has nothing to do "
+            "meanwhile: set it False."
+        )
     if recurrent:
         raise Refused(
-            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be overlapped: set overlap=False."
+            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be "
+            "overlapped: set overlap=False."
         )
 
 
-def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False) -> NDArray:
-    """Compute the tokens per second of drafting while verifying, for windows of 1 … K tokens; float64 `(K,)`.
+def overlapped_rates(
+    right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False
+) -> NDArray:
+    """Compute the tokens per second of drafting while verifying, for windows of 1 … K tokens;
+    float64 `(K,)`.
 
-    With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window (its first guess was the
-    target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is followed by another with chance `C_g`; a round of the newest
-    token alone brings one, and is followed by a window with chance `C_1`; a round that drafts first brings `1 + C_1 + … + C_g`,
-    and is followed by a window with chance `C_g·C_1`. Weighing both by how often they come gives the rate.
+    With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window
+    (its first guess was the target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is
+    followed by another with chance `C_g`; a round of the newest token alone brings one, and is
+    followed by a window with chance `C_1`; a round that drafts first brings `1 + C_1 + … + C_g`,
+    and is followed by a window with chance `C_g·C_1`. Weighing both by how often they come gives
+    the rate.
 
     Args:
         right: float64 `(K,)`, the chance that a guess is right if those before it were.
@@ -65,14 +81,17 @@ def overlapped_rates(right: NDArray, draft: Seconds, verify: Seconds, drafts_fir
     whole, drafting = numpy.cumprod(right), draft(sizes)
     with_window = right[0] * numpy.maximum(drafting, verify(sizes))
     if drafts_first:
-        seconds = whole * with_window + (1 - whole) * (drafting + numpy.maximum(drafting, verify(sizes + 1)))
+        seconds = whole * with_window + (1 - whole) * (
+            drafting + numpy.maximum(drafting, verify(sizes + 1))
+        )
     else:
         seconds = with_window + (1 - whole) * numpy.maximum(drafting, verify(sizes[:1]))
     return (numpy.cumsum(whole) + 1 - whole) / seconds
 
 
 class Line:
-    """Seconds by size, a line through what was seen lately; until sizes differ, it goes through `(0, 0)` or is level.
+    """Seconds by size, a line through what was seen lately; until sizes differ, it goes through
+    `(0, 0)` or is level.
 
     Args:
         level: whether cost is taken not to depend on size until it is seen to.
@@ -100,22 +119,28 @@ class Line:
 
 
 class Way:
-    """The tokens per second of rounds that go one way, overlapped or not, and their standard error."""
+    """The tokens per second of rounds that go one way, overlapped or not, and their standard
+    error.
+    """
 
     def __init__(self) -> None:
-        self.sums = numpy.zeros(6)  # decayed, of 1, tokens, seconds, tokens², tokens · seconds, seconds²
+        # decayed, of 1, tokens, seconds, tokens², tokens · seconds, seconds²
+        self.sums = numpy.zeros(6)
 
     def observe(self, tokens: float, seconds: float) -> None:
         """Learn from a round."""
         self.sums += (1, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
 
     def rate_and_error(self) -> tuple[float, float]:
-        """Compute the tokens per second and their standard error, which is infinite where no round was observed."""
+        """Compute the tokens per second and their standard error, which is infinite where no round
+        was observed.
+        """
         count, tokens, seconds, both, mixed, long = self.sums.tolist()
         if not seconds:
             return 0.0, inf
         rate = tokens / seconds
-        errors = max(0.0, both - 2 * rate * mixed + rate * rate * long) + (tokens / count) ** 2  # and one wrong by all of it
+        # and one wrong by all of it
+        errors = max(0.0, both - 2 * rate * mixed + rate * rate * long) + (tokens / count) ** 2
         return rate, sqrt(errors) / seconds
 
 
@@ -139,7 +164,8 @@ class OverlapSchedule:
 
     @property
     def right(self) -> NDArray:
-        """By depth in a window, the chance that a guess is right if those before it were; float64 `(most,)`.
+        """By depth in a window, the chance that a guess is right if those before it were; float64
+        `(most,)`.
 
         What is not known of a depth, or not lately, is taken from the one before it.
         """
@@ -149,10 +175,11 @@ class OverlapSchedule:
         return chances
 
     def size(self) -> int:
-        """Choose γ, the number of tokens to guess in the next window, for the most tokens per second.
+        """Choose γ, the number of tokens to guess in the next window, for the most tokens per
+        second.
 
-        It is the most that a window may have until enough was seen, and seldom later on, to see. With γ it is decided whether
-        rounds without a window draft first.
+        It is the most that a window may have until enough was seen, and seldom later on, to see.
+        With γ it is decided whether rounds without a window draft first.
 
         Two at least: of a window of one nothing is verified, and nothing would be learned any more.
         """
@@ -164,16 +191,21 @@ class OverlapSchedule:
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:
-        """Decide whether the next call drafts while verifying: where it is faster by more than chance, and sometimes to find out.
+        """Decide whether the next call drafts while verifying: where it is faster by more than
+        chance, and sometimes to find out.
 
-        What is not looked at any more is known less and less, and is looked at again. A call goes one way, for the drafter would
-        have to read its text on both sides.
+        What is not looked at any more is known less and less, and is looked at again. A call goes
+        one way, for the drafter would have to read its text on both sides.
         """
         if self.left <= 0:
-            (plain, error), (overlapped, other) = (self.ways[way].rate_and_error() for way in (False, True))
+            (plain, error), (overlapped, other) = (
+                self.ways[way].rate_and_error() for way in (False, True)
+            )
             spent = {way: seen.sums[2] for way, seen in self.ways.items()}
             sure = abs(overlapped - plain) > hypot(error, other)
-            overlaps = overlapped > plain if sure else bool(spent[True] < SHARE * sum(spent.values()))
+            overlaps = (
+                overlapped > plain if sure else bool(spent[True] < SHARE * sum(spent.values()))
+            )
             self.overlaps, self.left = overlaps, BLOCK
         self.fresh = True
         return self.overlaps
@@ -184,7 +216,9 @@ class OverlapSchedule:
         self.accepted[depth] += right
 
     def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
-        """Learn the tokens and seconds of a drafted round; a call's first round, which has no window yet, does not count."""
+        """Learn the tokens and seconds of a drafted round; a call's first round, which has no
+        window yet, does not count.
+        """
         self.left -= 1
         self.tried *= DECAY
         self.accepted *= DECAY

@@ -35,9 +35,13 @@ class Worker:
         max_length: tokens of a sequence at most.
     """
 
-    def __init__(self, drafter: Drafter, target: PreTrainedModel, config: SpeculationConfig, max_length: int):
+    def __init__(
+        self, drafter: Drafter, target: PreTrainedModel, config: SpeculationConfig, max_length: int
+    ):
         size = WHOLE_TREE if config.tree_size == "auto" else config.tree_size
-        config = replace(config, tree_size=size, overlap=False, prompt_lookup=False, never_slower=False)
+        config = replace(
+            config, tree_size=size, overlap=False, prompt_lookup=False, never_slower=False
+        )
         drafter.speculation_config = config
         self.drafting, self.device = drafter.start_drafting(target, max_length), device_of(drafter)
         budget = Budget(RowLatency([1], [1.0]), config.num_draft_tokens)
@@ -50,31 +54,46 @@ class Worker:
         """Whether it wants to know what the target brought."""
         return type(self.drafting).observe is not Drafting.observe
 
-    def propose(self, changes: list[tuple[int, list[int], int]]) -> list[tuple[list[int], list[int], list[float] | None]]:
+    def propose(
+        self, changes: list[tuple[int, list[int], int]]
+    ) -> list[tuple[list[int], list[int], list[float] | None]]:
         """Draft for each sequence: tokens, parents, acceptance.
 
         Args:
-            changes: of each sequence, since it was asked about last: how many leading tokens stay, those after them, and `room`
-                as in `Prefix`.
+            changes: of each sequence, since it was asked about last: how many leading tokens stay,
+                those after them, and `room` as in `Prefix`.
         """
-        before = self.sequences or [torch.empty(0, dtype=torch.long, device=self.device)] * len(changes)
+        before = self.sequences or [torch.empty(0, dtype=torch.long, device=self.device)] * len(
+            changes
+        )
         self.sequences = [
-            torch.cat([ids[:stays], ids.new_tensor(tokens)]) for ids, (stays, tokens, _) in zip(before, changes, strict=True)
+            torch.cat([ids[:stays], ids.new_tensor(tokens)])
+            for ids, (stays, tokens, _) in zip(before, changes, strict=True)
         ]
-        prefixes = [Prefix(ids[None], room, stays) for ids, (stays, _, room) in zip(self.sequences, changes, strict=True)]
+        prefixes = [
+            Prefix(ids[None], room, stays)
+            for ids, (stays, _, room) in zip(self.sequences, changes, strict=True)
+        ]
         processors = [LogitsProcessorList()] * len(changes)
-        drafts = self.builder(self.drafting, prefixes, processors, self.builder.config.tree_size is not None)
+        drafts = self.builder(
+            self.drafting, prefixes, processors, self.builder.config.tree_size is not None
+        )
         return [(draft.token_ids, draft.parents, draft.acceptance) for draft in drafts]
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
         """Take each sequence's tokens, and the position of the first that was read."""
         self.drafting.observe(
-            [None if pair is None else Observation(torch.tensor(pair[0], device="cpu"), pair[1]) for pair in brought]
+            [
+                None if pair is None else Observation(torch.tensor(pair[0], device="cpu"), pair[1])
+                for pair in brought
+            ]
         )
 
 
 def sendable(error: Exception) -> Exception:
-    """Add to an error where it happened; one that cannot be sent becomes a `RuntimeError` with its words."""
+    """Add to an error where it happened; one that cannot be sent becomes a `RuntimeError` with its
+    words.
+    """
     note = "In the drafter's process:\n" + "".join(format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
@@ -85,15 +104,20 @@ def sendable(error: Exception) -> Exception:
 
 
 def keep_to_last_cores(count: int) -> None:
-    """Let this process run on the last `count` of the cores that it may use, if there are more and the system allows it."""
+    """Let this process run on the last `count` of the cores that it may use, if there are more and
+    the system allows it.
+    """
     if sys.platform == "linux" and count < len(cores := sorted(os.sched_getaffinity(0))):
         with suppress(OSError):
             os.sched_setaffinity(0, cores[-count:])
 
 
 def serve(connection: Connection, threads: int, own_cores: bool) -> None:
-    """Answer until the other side ends: questions `(ended calls, call, method, arguments)`; an answer, or an exception."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the call on the other side, and then this connection
+    """Answer until the other side ends: questions `(ended calls, call, method, arguments)`; an
+    answer, or an exception.
+    """
+    # Ctrl-C ends the call on the other side, and then this connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if own_cores:
         keep_to_last_cores(threads)
     torch.set_num_threads(threads)

@@ -18,22 +18,26 @@ class SpeculationConfig:
     """Options of speculative decoding, all safe to change between calls.
 
     Args:
-        num_draft_tokens: tokens drafted in a round (K): the length of a chain, the depth of a tree; 0 turns drafting off.
-            A call's own `generate(..., num_assistant_tokens=K)` counts instead.
+        num_draft_tokens: tokens drafted in a round (K): the length of a chain, the depth of a tree;
+            0 turns drafting off. A call's own `generate(..., num_assistant_tokens=K)` counts
+            instead.
         tree_size: `"auto"` for as many draft nodes as pay on this hardware, chosen in every round;
             an int for that many, the most probable paths of all; None for a chain.
-        acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match` with it; both, and
-            `rejection`, leave the target's output (or its distribution) as it is. `typical` does not: it accepts what is
-            probable enough, for more tokens per round.
-        never_slower: draft less, or nothing for a while, where the measured times say that it does not pay. Not with
-            `rejection` and `typical`, whose random draws would then depend on the clock.
-        compile: run drafter and target through `torch.compile` over static caches, every round in the same shapes; on a GPU as
-            CUDA graphs. The first calls compile, for some seconds to minutes.
-        overlap: draft the next window while the target verifies this one (PEARL). With `never_slower` where the drafter has a
-            device or a process of its own, or nothing is won; without it always. Not for drafters that read the target.
-        prompt_lookup: let copied tokens join: what followed the last time that the text ended like it ends now, where that
-            promises more than the drafter's own guesses; in trees up to ten tokens of it, whatever K is. Not with `rejection`,
-            which wants its drafts drawn.
+        acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match`
+            with it; both, and `rejection`, leave the target's output (or its distribution) as it
+            is. `typical` does not: it accepts what is probable enough, for more tokens per round.
+        never_slower: draft less, or nothing for a while, where the measured times say that it does
+            not pay. Not with `rejection` and `typical`, whose random draws would then depend on the
+            clock.
+        compile: run drafter and target through `torch.compile` over static caches, every round in
+            the same shapes; on a GPU as CUDA graphs. The first calls compile, for some seconds to
+            minutes.
+        overlap: draft the next window while the target verifies this one (PEARL). With
+            `never_slower` where the drafter has a device or a process of its own, or nothing is
+            won; without it always. Not for drafters that read the target.
+        prompt_lookup: let copied tokens join: what followed the last time that the text ended like
+            it ends now, where that promises more than the drafter's own guesses; in trees up to ten
+            tokens of it, whatever K is. Not with `rejection`, which wants its drafts drawn.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
 
     Raises:
@@ -51,19 +55,34 @@ class SpeculationConfig:
 
     def __post_init__(self):
         if type(self.num_draft_tokens) is not int or self.num_draft_tokens < 0:
-            raise ValueError(f"num_draft_tokens must be an integer of at least 0, but is {self.num_draft_tokens!r}.")
-        if self.num_draft_tokens > MOST or (isinstance(self.tree_size, int) and self.tree_size > MOST):
             raise ValueError(
-                f"num_draft_tokens={self.num_draft_tokens}, tree_size={self.tree_size}: at most {MOST} tokens can be drafted."
+                "num_draft_tokens must be an integer of at least 0, but is "
+                f"{self.num_draft_tokens!r}."
             )
-        if self.tree_size not in (None, "auto") and (type(self.tree_size) is not int or self.tree_size < 1):
-            raise ValueError(f"tree_size must be None, 'auto' or an integer of at least 1, but is {self.tree_size!r}.")
+        if self.num_draft_tokens > MOST or (
+            isinstance(self.tree_size, int) and self.tree_size > MOST
+        ):
+            raise ValueError(
+                f"num_draft_tokens={self.num_draft_tokens}, tree_size={self.tree_size}: at most "
+                f"{MOST} tokens can be drafted."
+            )
+        if self.tree_size not in (None, "auto") and (
+            type(self.tree_size) is not int or self.tree_size < 1
+        ):
+            raise ValueError(
+                "tree_size must be None, 'auto' or an integer of at least 1, but is "
+                f"{self.tree_size!r}."
+            )
         if self.acceptance not in ACCEPTANCE_RULES:
-            raise ValueError(f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is {self.acceptance!r}.")
+            raise ValueError(
+                f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is "
+                f"{self.acceptance!r}."
+            )
 
     @classmethod
     def from_saved(cls, options: dict[str, Any] | None) -> "SpeculationConfig":
-        """Read options from a `config.json`; what this version does not know, as from a later one, is left out with a warning.
+        """Read options from a `config.json`; what this version does not know, as from a later one,
+        is left out with a warning.
 
         Raises:
             ValueError: an option out of range.
@@ -71,23 +90,34 @@ class SpeculationConfig:
         options = dict(options) if isinstance(options, dict) else {}
         if "graft" in options:  # until 0.3
             options.setdefault("prompt_lookup", options.pop("graft"))
-        understood = {name: value for name, value in options.items() if name in cls.__dataclass_fields__}
+        understood = {
+            name: value for name, value in options.items() if name in cls.__dataclass_fields__
+        }
         if more := sorted(options.keys() - understood):
-            logger.warning_once(f"The drafter was saved with options that this version does not know: {', '.join(more)}.")
+            logger.warning_once(
+                "The drafter was saved with options that this version does not know: "
+                f"{', '.join(more)}."
+            )
         return cls(**understood)
 
     @property
     def max_nodes(self) -> int:
         """The most tokens that a draft can have."""
-        return max(self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0)
+        return max(
+            self.num_draft_tokens, MAX_TREE if self.tree_size == "auto" else self.tree_size or 0
+        )
 
     @property
     def compiled_width(self) -> int:
-        """New tokens that a compiled drafter reads in every round, fewer being padded; 0 where nothing is compiled."""
+        """New tokens that a compiled drafter reads in every round, fewer being padded; 0 where
+        nothing is compiled.
+        """
         return self.num_draft_tokens + 1 if self.compile else 0
 
     def row_counts(self, most: int) -> list[int] | None:
-        """List the row counts that a compiled target forward is padded to, for `most` drafted rows; None if not compiled."""
+        """List the row counts that a compiled target forward is padded to, for `most` drafted rows;
+        None if not compiled.
+        """
         if not self.compile:
             return None
         return [*([1, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]

@@ -10,11 +10,13 @@ from torch import LongTensor, Tensor
 
 @dataclass
 class PromptRows:
-    """Query rows in the target's forward that are no guesses: PPD's prompt tokens, which guess for the next round (section 4).
+    """Query rows in the target's forward that are no guesses: PPD's prompt tokens, which guess for
+    the next round (section 4).
 
     Attributes:
         nodes: for each of R rows the node that it belongs to; -1 is the last known token.
-        parents: what each of them sees, with that one's ancestors: a node of N, or `N + r` for row `r`.
+        parents: what each of them sees, with that one's ancestors: a node of N, or `N + r` for row
+            `r`.
         embeddings: `(R, hidden)`, their inputs.
     """
 
@@ -30,8 +32,10 @@ class Draft:
     Attributes:
         tokens: int64 `(N,)`, parents before children. `N = 0` means: just decode one token.
         parents: `N` indices into `tokens`, -1 for a child of the last known token.
-        q: float32 `(N, V)`, the distribution each token was sampled from; None: they were not sampled, and count as certain.
-        acceptance: `N` chances that a node is accepted if its parent is; None where it is not known.
+        q: float32 `(N, V)`, the distribution each token was sampled from; None: they were not
+            sampled, and count as certain.
+        acceptance: `N` chances that a node is accepted if its parent is; None where it is not
+            known.
         prompt_rows: of PPD; None for none.
     """
 
@@ -43,11 +47,17 @@ class Draft:
 
     @property
     def row_parents(self) -> list[int]:
-        """The parent of each of the N + R query rows after the root's; a row sees it and its ancestors."""
-        return self.parents if self.prompt_rows is None else [*self.parents, *self.prompt_rows.parents]
+        """The parent of each of the N + R query rows after the root's; a row sees it and its
+        ancestors.
+        """
+        return (
+            self.parents if self.prompt_rows is None else [*self.parents, *self.prompt_rows.parents]
+        )
 
     @classmethod
-    def chain(cls, tokens: LongTensor, q: Tensor | None = None, acceptance: list[float] | None = None) -> "Draft":
+    def chain(
+        cls, tokens: LongTensor, q: Tensor | None = None, acceptance: list[float] | None = None
+    ) -> "Draft":
         """Make a draft of `(N,)` tokens in a row."""
         return cls(tokens, list(range(-1, len(tokens) - 1)), q, acceptance)
 
@@ -73,12 +83,16 @@ class Draft:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """`tokens` on the host, fetched once: a comparison per node would wait for the device each time."""
+        """`tokens` on the host, fetched once: a comparison per node would wait for the device each
+        time.
+        """
         return self.tokens.tolist()
 
     @cached_property
     def path_probability(self) -> list[float]:
-        """Compute the chance that each node is accepted with all above it; empty if they are not known."""
+        """Compute the chance that each node is accepted with all above it; empty if they are not
+        known.
+        """
         chances: list[float] = []
         for chance, parent in zip(self.acceptance or [], self.parents, strict=False):
             chances.append(min(1.0, chance) * (chances[parent] if parent >= 0 else 1.0))
@@ -88,5 +102,7 @@ class Draft:
         return len(self.parents)
 
     def children(self, node: int) -> list[int]:
-        """List the indices of the children of `node`, in the order in which they are tried; -1 is the last known token."""
+        """List the indices of the children of `node`, in the order in which they are tried; -1 is
+        the last known token.
+        """
         return [child for child, parent in enumerate(self.parents) if parent == node]

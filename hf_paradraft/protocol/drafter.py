@@ -1,4 +1,6 @@
-"""The four calls of a drafter: `attach`, `start_drafting`, `propose`, `observe`. Drafters guess; the engine decides."""
+"""The four calls of a drafter: `attach`, `start_drafting`, `propose`, `observe`. Drafters guess;
+the engine decides.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,8 @@ from .stats import SpeculationStats
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The name of a feature, the keys and values of a layer's cache as attention reads them: `(f, 2·H·D)`, all heads' keys first.
+    """The name of a feature, the keys and values of a layer's cache as attention reads them: `(f,
+    2·H·D)`, all heads' keys first.
 
     Attributes:
         layer: of the target.
@@ -24,8 +27,9 @@ class KeyValues:
     layer: int
 
 
-# -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's layers, raw; "normed": the last
-# one after the final norm, as the head reads it; or what a layer's cache holds.
+# -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's
+# layers, raw; "normed": the last one after the final norm, as the head reads it; or what a layer's
+# cache holds.
 FeatureKey = int | Literal["normed"] | KeyValues
 
 
@@ -37,8 +41,9 @@ class Prefix:
         ids: int64 `(1, n)` on the target's device, without padding: prompt and tokens so far.
         room: how many tokens may be guessed in a row; 0 where none are wanted.
         kept: how many leading tokens are those of the last prefix that was asked about; 0 at first.
-        race: where the noise of the target's draws is known: orders logits `(k, V')` of the next distances by who wins then. For
-            drafters that give tokens; what others give is ordered by the engine.
+        race: where the noise of the target's draws is known: orders logits `(k, V')` of the next
+            distances by who wins then. For drafters that give tokens; what others give is ordered
+            by the engine.
     """
 
     ids: LongTensor
@@ -49,13 +54,16 @@ class Prefix:
 
 @dataclass
 class Observation:
-    """One sequence's part of a forward of the target. The newest token has no feature: it has not been read.
+    """One sequence's part of a forward of the target. The newest token has no feature: it has not
+    been read.
 
     Attributes:
         tokens: int64 `(n,)`, new tokens, the target's own included; none for a piece of the prompt.
         begin: position of the first token that has features here.
-        features: of what `needs` asked for, `(f, hidden)` each: of the tokens `begin … begin + f - 1`.
-        prompt_logits: float32 `(R, V)`, of the prompt rows below the node where the round ended, in order; None for none.
+        features: of what `needs` asked for, `(f, hidden)` each: of the tokens `begin … begin + f -
+            1`.
+        prompt_logits: float32 `(R, V)`, of the prompt rows below the node where the round ended, in
+            order; None for none.
     """
 
     tokens: LongTensor
@@ -74,11 +82,16 @@ class Drafting:
     nbytes: int = 0
 
     def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
-        """Guess what follows each prefix, at least where there is room. Logits for more than that are cut, tokens refused.
+        """Guess what follows each prefix, at least where there is room. Logits for more than that
+        are cut, tokens refused.
 
-        A prefix need not extend the last one of its sequence: what was read after `prefix.kept` tokens has to be forgotten.
+        A prefix need not extend the last one of its sequence: what was read after `prefix.kept`
+        tokens has to be forgotten.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no propose(prefixes), which gives a guess for each sequence.")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no propose(prefixes), which gives a guess for each "
+            "sequence."
+        )
 
     def check_texts(self, count: int) -> None:
         """Refuse so many sequences in one call. Most take any number.
@@ -88,10 +101,13 @@ class Drafting:
         """
 
     def observe(self, observations: list[Observation | None]) -> None:
-        """Learn what a forward of the target brought each sequence; None for one that had ended before. Most do nothing."""
+        """Learn what a forward of the target brought each sequence; None for one that had ended
+        before. Most do nothing.
+        """
 
     def join(self, other: "Drafting") -> bool:
-        """Take another call's sequences, which have begun, after these, and tell whether it did: then both are asked at once.
+        """Take another call's sequences, which have begun, after these, and tell whether it did:
+        then both are asked at once.
 
         Who joins has `select` too.
         """
@@ -99,13 +115,16 @@ class Drafting:
 
     def select(self, rows: list[int]) -> None:
         """Go on with some of the sequences, in this order."""
-        raise NotImplementedError(f"{type(self).__name__} has join(other), and no select(rows), which lets sequences go.")
+        raise NotImplementedError(
+            f"{type(self).__name__} has join(other), and no select(rows), which lets sequences go."
+        )
 
     def fork(self, row: int, read: int) -> "Drafting | None":
-        """Copy what it keeps of a sequence's beginning, for a later call whose text begins so; by default nothing, None.
+        """Copy what it keeps of a sequence's beginning, for a later call whose text begins so; by
+        default nothing, None.
 
-        The copy has read the first `read + 1` tokens at most, and their features but the last one's: the target reads that token
-        again.
+        The copy has read the first `read + 1` tokens at most, and their features but the last
+        one's: the target reads that token again.
 
         Args:
             row: of the sequence.
@@ -118,17 +137,22 @@ class Drafter:
     """A drafter, as the loop of this library takes it for `assistant_model`.
 
     Attributes:
-        kind: its name, as in `paradraft train NAME` and in benchmarks; "" for one that is not measured there.
+        kind: its name, as in `paradraft train NAME` and in benchmarks; "" for one that is not
+            measured there.
         title: for people.
         speculation_config: how the engine uses it.
         last_stats: of the last `generate` call it assisted, or None.
         name_or_path: where its tokenizer lies, if it has one of its own.
         found_under: the `revision` and `subfolder` there.
-        guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work meanwhile.
+        guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work
+            meanwhile.
         most_drafts: tokens that it guesses at most; None: any number.
-        memory: texts that drafts are copied from, a `Memory`; None: none. With one, copies of the text itself join too.
-        listener: is told each text of a call that has ended, int64 `(n,)`, and how many of its tokens were the prompt's.
-        apart: the same drafter in a process of its own, which drafts while the target verifies (PEARL); None: there is none.
+        memory: texts that drafts are copied from, a `Memory`; None: none. With one, copies of the
+            text itself join too.
+        listener: is told each text of a call that has ended, int64 `(n,)`, and how many of its
+            tokens were the prompt's.
+        apart: the same drafter in a process of its own, which drafts while the target verifies
+            (PEARL); None: there is none.
     """
 
     kind: ClassVar[str] = ""
@@ -145,7 +169,9 @@ class Drafter:
 
     @property
     def max_rows(self) -> int:
-        """The most query rows that its drafts have in the target's forward, without the last token's."""
+        """The most query rows that its drafts have in the target's forward, without the last
+        token's.
+        """
         return self.speculation_config.max_nodes
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -160,5 +186,9 @@ class Drafter:
         return ()
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Begin a `generate` call whose sequences get no longer than `max_length` tokens, the prompt's padding included."""
-        raise NotImplementedError(f"{type(self).__name__} has no start_drafting(target, max_length).")
+        """Begin a `generate` call whose sequences get no longer than `max_length` tokens, the
+        prompt's padding included.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no start_drafting(target, max_length)."
+        )

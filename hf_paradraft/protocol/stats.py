@@ -38,7 +38,8 @@ class Round:
         total_seconds: of the whole round.
         hidden_seconds: of the drafter, during the verification.
         asked: whether the drafter was asked for guesses; copies and plain rounds do without.
-        reads_prompt: whether the forward read the prompt too, whose time says nothing of other rounds.
+        reads_prompt: whether the forward read the prompt too, whose time says nothing of other
+            rounds.
         share: of drafts' tokens, those that bring the end nearer: a batch ends with its last text.
     """
 
@@ -84,8 +85,10 @@ class SpeculationStats:
     Attributes:
         num_rounds: target forwards; in `by_row`, those before the sequence ended.
         num_drafted: tokens that drafts held, accepted or not.
-        emitted_per_round: new tokens of each round and sequence, the target's own (bonus) token included.
-        attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was accepted.
+        emitted_per_round: new tokens of each round and sequence, the target's own (bonus) token
+            included.
+        attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was
+            accepted.
         successes: how often position `d` was accepted.
         draft_seconds: in the drafter, while nothing else ran.
         hidden_seconds: in the drafter, during verifications; 0 without `overlap`.
@@ -114,17 +117,26 @@ class SpeculationStats:
 
     @property
     def mean_emitted(self) -> float:
-        """τ: new tokens per sequence and forward, the bonus token included (plain decoding: 1); 0.0 before any round."""
+        """τ: new tokens per sequence and forward, the bonus token included (plain decoding: 1); 0.0
+        before any round.
+        """
         return self.num_emitted / len(self.emitted_per_round) if self.emitted_per_round else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """P(position `d` accepted | `d - 1` accepted), for each draft position that was ever judged."""
+        """P(position `d` accepted | `d - 1` accepted), for each draft position that was ever
+        judged.
+        """
         return [good / tried for good, tried in zip(self.successes, self.attempts, strict=True)]
 
     def add(self, record: Round, trace: bool = False) -> None:
         """Count a round, and keep its trace where that is wanted."""
-        times = record.draft_seconds, record.verify_seconds, record.total_seconds, record.hidden_seconds
+        times = (
+            record.draft_seconds,
+            record.verify_seconds,
+            record.total_seconds,
+            record.hidden_seconds,
+        )
         self.num_rounds += 1
         self.draft_seconds += record.draft_seconds
         self.verify_seconds += record.verify_seconds
@@ -135,7 +147,9 @@ class SpeculationStats:
                 stats._count(part)
             if trace:
                 drafted = part.draft.token_ids, part.draft.parents
-                self.trace.append(RoundTrace(part.row, *drafted, part.accepted, part.emitted, *times))
+                self.trace.append(
+                    RoundTrace(part.row, *drafted, part.accepted, part.emitted, *times)
+                )
 
     def take_back(self, row: int, length: int) -> None:
         """Forget the newest tokens of a sequence of a batch, which a criterion has taken back.
@@ -175,22 +189,30 @@ class SpeculationStats:
     def __str__(self) -> str:
         engine = self.total_seconds - self.draft_seconds - self.verify_seconds
         parts = {"draft": self.draft_seconds, "verify": self.verify_seconds, "engine": engine}
-        shares = [f"{name} {100 * seconds / (self.total_seconds or 1):.0f} %" for name, seconds in parts.items()]
+        shares = [
+            f"{name} {100 * seconds / (self.total_seconds or 1):.0f} %"
+            for name, seconds in parts.items()
+        ]
         rates = self.acceptance_by_position
         lines = [
-            f"new tokens      {self.num_emitted} in {self.num_rounds} rounds, {self.num_drafted} drafted",
+            f"new tokens      {self.num_emitted} in {self.num_rounds} rounds, {self.num_drafted} "
+            "drafted",
             f"per round       τ = {self.mean_emitted:.2f} (the target's own token included)",
-            "draft position  " + " ".join(f"{position:4d}" for position in range(1, len(rates) + 1)),
+            "draft position  "
+            + " ".join(f"{position:4d}" for position in range(1, len(rates) + 1)),
             "accepted, %     " + " ".join(f"{100 * rate:4.0f}" for rate in rates),
             f"seconds         {self.total_seconds:.3f}: {', '.join(shares)}",
         ]
         if self.hidden_seconds:
-            lines.append(f"hidden          {self.hidden_seconds:.3f} s of drafting ran during verifications")
+            lines.append(
+                f"hidden          {self.hidden_seconds:.3f} s of drafting ran during verifications"
+            )
         return "\n".join(lines)
 
 
 class RoundStreamer(BaseStreamer):
-    """A streamer that gets each round as one; any other gets the tokens one by one, as in plain decoding.
+    """A streamer that gets each round as one; any other gets the tokens one by one, as in plain
+    decoding.
 
     `put` gets the prompt, as from plain decoding, and nothing else.
     """

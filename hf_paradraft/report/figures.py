@@ -32,8 +32,12 @@ def _plain(name: str) -> str:
     return printable(name).replace("$", r"\$")
 
 
-def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = "speedup") -> Figure:
-    """Draw speed-up (or τ) by category, a group of bars for each; of all, the mean of the speed-ups, or τ over all tokens."""
+def by_task(
+    rows: Sequence[Record], detail: str = "by_category", average: str = "speedup"
+) -> Figure:
+    """Draw speed-up (or τ) by category, a group of bars for each; of all, the mean of the
+    speed-ups, or τ over all tokens.
+    """
     rows = _first_group(rows)
     categories = [*map(_plain, rows[0][detail]), "all"]
     figure, axes = _canvas(max(6.0, 1.9 * len(categories)), 4)
@@ -41,10 +45,20 @@ def by_task(rows: Sequence[Record], detail: str = "by_category", average: str = 
     colours = colormaps["tab20"]
     for index, row in enumerate(rows):
         positions = [tick + index * width for tick in range(len(categories))]
-        axes.bar(positions, [*row[detail].values(), row[average]], width, label=_plain(row["method"]), color=colours(index % 20))
+        axes.bar(
+            positions,
+            [*row[detail].values(), row[average]],
+            width,
+            label=_plain(row["method"]),
+            color=colours(index % 20),
+        )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks([tick + 0.4 - width / 2 for tick in range(len(categories))], categories)
-    axes.set_ylabel("tokens per second ÷ plain generate's" if average == "speedup" else "τ: tokens per target forward")
+    axes.set_ylabel(
+        "tokens per second ÷ plain generate's"
+        if average == "speedup"
+        else "τ: tokens per target forward"
+    )
     figure.legend(loc="outside upper center", fontsize="small", ncols=5)
     return figure
 
@@ -81,25 +95,35 @@ def tau_by_length(rows: Sequence[Record]) -> Figure | None:
     if all(len(points) < 2 for points in lines.values()):
         return None
     lines = {name: sorted(points) for name, points in lines.items()}
-    return _lines(lines, xlabel="K: drafted tokens", ylabel="τ: tokens per target forward", ylim=(1, None))[0]
+    return _lines(
+        lines, xlabel="K: drafted tokens", ylabel="τ: tokens per target forward", ylim=(1, None)
+    )[0]
 
 
 def acceptance(rows: Sequence[Record]) -> Figure | None:
-    """Draw how often each position of a chain was accepted where the one before was; None without chains of ours."""
+    """Draw how often each position of a chain was accepted where the one before was; None without
+    chains of ours.
+    """
     lines = {
-        row["method"]: [(position, 100 * rate) for position, rate in enumerate(row["acceptance_by_position"], 1)]
+        row["method"]: [
+            (position, 100 * rate) for position, rate in enumerate(row["acceptance_by_position"], 1)
+        ]
         for row in _first_group(rows)
         if row.get("acceptance_by_position") and "chain" in row["method"]
     }
     if not lines:
         return None
-    figure, axes = _lines(lines, xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102))
+    figure, axes = _lines(
+        lines, xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102)
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
 
 def time_split(rows: Sequence[Record]) -> Figure | None:
-    """Draw the time of a call by its parts, relative to plain's for the same tokens; None without methods of ours."""
+    """Draw the time of a call by its parts, relative to plain's for the same tokens; None without
+    methods of ours.
+    """
     ours = [row for row in _first_group(rows) if "time_split" in row]
     if not ours:
         return None
@@ -118,7 +142,9 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
 
 
 def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
-    """Draw the speed-up over plain decoding of the same batch, by its size, at the first temperature; None for one size."""
+    """Draw the speed-up over plain decoding of the same batch, by its size, at the first
+    temperature; None for one size.
+    """
     sizes = sorted({row["batch_size"] for row in rows})
     if len(sizes) < 2:
         return None
@@ -128,24 +154,41 @@ def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
             lines.setdefault(row["method"], []).append((row["batch_size"], row["speedup"]))
     lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
     figure, axes = _lines(
-        lines, xlabel="prompts answered together", ylabel="tokens per second ÷ plain generate's", ylim=(0, None)
+        lines,
+        xlabel="prompts answered together",
+        ylabel="tokens per second ÷ plain generate's",
+        ylim=(0, None),
     )
     _by_powers_of_two(axes, sizes)
     return figure
 
 
 def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
-    """Draw the time of a target forward by its new tokens, relative to that of one; None where it was not measured."""
+    """Draw the time of a target forward by its new tokens, relative to that of one; None where it
+    was not measured.
+    """
     if (latency := rows[0].get("latency")) is None:
         return None
     figure, axes = _canvas()
-    axes.plot(latency["rows"], [seconds / latency["seconds"][0] for seconds in latency["seconds"]], marker="o", color=BLUE)
+    axes.plot(
+        latency["rows"],
+        [seconds / latency["seconds"][0] for seconds in latency["seconds"]],
+        marker="o",
+        color=BLUE,
+    )
     _by_powers_of_two(axes, latency["rows"])
-    axes.set(xlabel="new tokens in a target forward", ylabel="time ÷ that of one token", ylim=(0, None))
+    axes.set(
+        xlabel="new tokens in a target forward", ylabel="time ÷ that of one token", ylim=(0, None)
+    )
     return figure
 
 
-FORMATS = {".png": "Software", ".svg": "Creator", ".pdf": "Creator"}  # and where each says what has drawn it
+# and where each says what has drawn it
+FORMATS = {
+    ".png": "Software",
+    ".svg": "Creator",
+    ".pdf": "Creator",
+}
 MARK = "hf_paradraft bench"
 FIGURES = {
     "speedup": by_task,
@@ -163,7 +206,8 @@ def draw(rows: Sequence[Record], output: Path) -> Iterator[Path]:
 
     Args:
         rows: from `records`.
-        output: a file, for speed-up by task (its suffix picks the format), or a folder, for every figure there is data for.
+        output: a file, for speed-up by task (its suffix picks the format), or a folder, for every
+            figure there is data for.
     """
     for file, figure_of in places(output).items():
         if (figure := figure_of(rows)) is not None:

@@ -1,4 +1,6 @@
-"""The JSON rows that `paradraft bench --json` writes, one for each method, batch size and temperature."""
+"""The JSON rows that `paradraft bench --json` writes, one for each method, batch size and
+temperature.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,17 +19,27 @@ def _is_record(row: Any) -> bool:
     if not isinstance(row, dict) or not row.keys() >= WANTED or not isinstance(row["method"], str):
         return False
     quartiles, by_category = row["speedup_quartiles"], [row[name] for name in BY_CATEGORY]
-    if not isinstance(quartiles, list) or len(quartiles) != 3 or not all(isinstance(values, dict) for values in by_category):
+    if (
+        not isinstance(quartiles, list)
+        or len(quartiles) != 3
+        or not all(isinstance(values, dict) for values in by_category)
+    ):
         return False
-    rates, split = row.get("acceptance_by_position", []), row.get("time_split", dict.fromkeys(SPLIT, 0))
+    rates = row.get("acceptance_by_position", [])
+    split = row.get("time_split", dict.fromkeys(SPLIT, 0))
     if not isinstance(rates, list) or not isinstance(split, dict) or split.keys() != {*SPLIT}:
         return False
     if "time_split" in row and "acceptance_by_position" not in row:
         return False
     share = row["matches_reference"]
-    numbers = [*(row[name] for name in NUMBERS), *quartiles, *(value for values in by_category for value in values.values())]
+    numbers = [
+        *(row[name] for name in NUMBERS),
+        *quartiles,
+        *(value for values in by_category for value in values.values()),
+    ]
     numbers += [*rates, *split.values(), *([] if share is None else [share])]
-    return all(type(value) in (int, float) and abs(value) < MOST for value in numbers)  # a bool is none
+    # a bool is none
+    return all(type(value) in (int, float) and abs(value) < MOST for value in numbers)
 
 
 def read_bench(file: Path) -> list[dict[str, Any]]:
@@ -41,5 +53,7 @@ def read_bench(file: Path) -> list[dict[str, Any]]:
         raise OSError(f"There is no file {file}: paradraft bench --json writes one.")
     rows = read_json(file, list)
     if not rows or not all(map(_is_record, rows)):
-        raise ValueError(f"{file} is not what this version's paradraft bench --json writes: measure again.")
+        raise ValueError(
+            f"{file} is not what this version's paradraft bench --json writes: measure again."
+        )
     return rows

@@ -27,8 +27,12 @@ def _cell(name: str) -> str:
 
 
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield groups of records that can be compared (the same batch size and temperature), each after its title."""
-    for (size, temperature), group in groupby(rows, lambda row: (row["batch_size"], row["temperature"])):
+    """Yield groups of records that can be compared (the same batch size and temperature), each
+    after its title.
+    """
+    for (size, temperature), group in groupby(
+        rows, lambda row: (row["batch_size"], row["temperature"])
+    ):
         kind = "greedy" if temperature == 0 else f"temperature {temperature:g}"
         yield f"batch {size}, {kind}", list(group)
 
@@ -47,7 +51,8 @@ def _cells(row: Record) -> list[str]:
 
 
 def table(rows: Sequence[Record], title: str) -> Group:
-    """Make tables that fit a terminal of 80 columns: methods on average, by category, and inside our own rounds.
+    """Make tables that fit a terminal of 80 columns: methods on average, by category, and inside
+    our own rounds.
 
     Args:
         rows: from `records`.
@@ -55,12 +60,20 @@ def table(rows: Sequence[Record], title: str) -> Group:
     """
     made = []
     for kind, group in groups(rows):
-        average = _table(f"{title}, {kind}", ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)"))
+        average = _table(
+            f"{title}, {kind}", ("tokens/s", "speed-up", "quartiles", "τ", "equal (fp32)")
+        )
         average.columns[3].no_wrap = True  # a range stays on one line
         best = max(row["speedup"] for row in group)
         for row in group:
-            average.add_row(_shown(row["method"]), *_cells(row), style="bold green" if row["speedup"] == best else None)
-        made += [average, *_by_category(group, kind)] if len(group[0]["by_category"]) > 1 else [average]
+            average.add_row(
+                _shown(row["method"]),
+                *_cells(row),
+                style="bold green" if row["speedup"] == best else None,
+            )
+        made += (
+            [average, *_by_category(group, kind)] if len(group[0]["by_category"]) > 1 else [average]
+        )
         if ours := [row for row in group if "time_split" in row]:
             made.append(_inside(ours, kind))
     return Group(*made)
@@ -85,18 +98,27 @@ def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
         made = _table(f"speed-up by category, {kind}", map(_shown, shown), "fold")
         for row in rows:
             values = [f"{row['by_category'][name]:.2f}" for name in shown]
-            made.add_row(_shown(row["method"]), *values, style="bold green" if row["speedup"] == best else None)
+            made.add_row(
+                _shown(row["method"]),
+                *values,
+                style="bold green" if row["speedup"] == best else None,
+            )
         yield made
 
 
 def _inside(rows: Sequence[Record], kind: str) -> Table:
-    made = _table(f"inside a call, %, {kind}", ("draft", "verify", "engine", "accepted at 1", "2", "4", "8"))
+    made = _table(
+        f"inside a call, %, {kind}", ("draft", "verify", "engine", "accepted at 1", "2", "4", "8")
+    )
     for row in rows:
         rates = row["acceptance_by_position"]
         made.add_row(
             _shown(row["method"]),
             *(f"{100 * row['time_split'][part]:.0f}" for part in ("draft", "verify", "engine")),
-            *(f"{100 * rates[position - 1]:.0f}" if position <= len(rates) else "–" for position in (1, 2, 4, 8)),
+            *(
+                f"{100 * rates[position - 1]:.0f}" if position <= len(rates) else "–"
+                for position in (1, 2, 4, 8)
+            ),
         )
     return made
 
@@ -106,14 +128,18 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
 
     Args:
         rows: from `records`.
-        by_category: with a column for each category's speed-up; else two, for the best and the worst.
+        by_category: with a column for each category's speed-up; else two, for the best and the
+            worst.
     """
     grouped = list(groups(rows))
     parts = []
     for kind, group in grouped:
-        categories = [*map(_cell, group[0]["by_category"])] if by_category else ["best category", "worst"]
+        categories = (
+            [*map(_cell, group[0]["by_category"])] if by_category else ["best category", "worst"]
+        )
         lines = [
-            f"| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | {' | '.join(categories)} |",
+            "| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | "
+            f"{' | '.join(categories)} |",
             "|---|" + "---:|" * (5 + len(categories)),
         ]
         for row in group:

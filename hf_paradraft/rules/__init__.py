@@ -11,7 +11,12 @@ from .rejection import Rejection
 from .same_seed import SameSeed
 from .typical import Typical
 
-RULES: dict[str, type[Rule]] = {"greedy": Greedy, "sample_match": SameSeed, "rejection": Rejection, "typical": Typical}
+RULES: dict[str, type[Rule]] = {
+    "greedy": Greedy,
+    "sample_match": SameSeed,
+    "rejection": Rejection,
+    "typical": Typical,
+}
 
 
 def rule_of(drafter: Drafter, generation_config: GenerationConfig) -> Rule:
@@ -24,5 +29,8 @@ def rule_of(drafter: Drafter, generation_config: GenerationConfig) -> Rule:
     if name == "auto":
         name = "sample_match" if do_sample else "greedy"
     if (name == "greedy") == do_sample:
-        raise Refused(f"acceptance={name!r} does not fit do_sample={do_sample}; use acceptance='auto', or change do_sample.")
+        raise Refused(
+            f"acceptance={name!r} does not fit do_sample={do_sample}; use acceptance='auto', or "
+            "change do_sample."
+        )
     return RULES[name]()

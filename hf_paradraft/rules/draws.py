@@ -1,4 +1,6 @@
-"""Drafts that are drawn from the drafter's distributions, as rejection wants them (ParallelSpec, Algorithm 1)."""
+"""Drafts that are drawn from the drafter's distributions, as rejection wants them (ParallelSpec,
+Algorithm 1).
+"""
 
 import torch
 from torch import LongTensor, Tensor
@@ -26,7 +28,8 @@ STATELESS = (
 def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
     """Apply the processors without a memory to the logits `(1, V)` after ids `(1, n)`.
 
-    A draft may come from any distribution, but a processor that remembers its calls must see those of plain decoding alone.
+    A draft may come from any distribution, but a processor that remembers its calls must see those
+    of plain decoding alone.
     """
     for processor in logits_processor:
         if type(processor) in STATELESS:  # what is derived from one may remember
@@ -35,15 +38,24 @@ def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList
 
 
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`, all after ids `(1, n)`."""
+    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`,
+    all after ids `(1, n)`.
+    """
     # One by one: a processor may know how many texts there are.
-    return torch.cat([warp_row(ids, row, logits_processor) for row in logits.float().split(1)]).softmax(-1)
+    return torch.cat(
+        [warp_row(ids, row, logits_processor) for row in logits.float().split(1)]
+    ).softmax(-1)
 
 
 def sampled_chain(
-    ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList, generator: torch.Generator | None = None
+    ids: LongTensor,
+    logits: Tensor,
+    logits_processor: LogitsProcessorList,
+    generator: torch.Generator | None = None,
 ) -> Draft:
-    """Draw one token per row of logits `(K, V)`, each row warped as if the earlier draws were the text after ids `(1, n)`."""
+    """Draw one token per row of logits `(K, V)`, each row warped as if the earlier draws were the
+    text after ids `(1, n)`.
+    """
     rows, length = [], ids.shape[1]
     for row in logits.float().split(1):
         rows.append(warp_row(ids, row, logits_processor).softmax(-1))
@@ -54,16 +66,19 @@ def sampled_chain(
 def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
     """Draw `count` tokens without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
 
-    The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many positive entries at least.
+    The k largest of log q + Gumbel noise are k such draws (Kool et al., 2019). `q` has as many
+    positive entries at least.
     """
     noise = -torch.empty_like(q).exponential_(generator=generator).log()
     return (q.log() + noise).topk(count).indices
 
 
 def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
-    """Build a tree of the best-first shape whose siblings are drawn from `q` without replacement (ParallelSpec, Algorithm 1).
+    """Build a tree of the best-first shape whose siblings are drawn from `q` without replacement
+    (ParallelSpec, Algorithm 1).
 
-    The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule takes them for.
+    The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule
+    takes them for.
 
     Args:
         q: float32 `(K, V)`, the distribution at each distance.
@@ -96,8 +111,16 @@ class Draws:
 
     generator: torch.Generator | None = None
 
-    def draft(self, text: LongTensor, logits: Tensor, size: int | None, logits_processor: LogitsProcessorList) -> Draft:
-        """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)` of independent distances after ids `(1, n)`."""
+    def draft(
+        self,
+        text: LongTensor,
+        logits: Tensor,
+        size: int | None,
+        logits_processor: LogitsProcessorList,
+    ) -> Draft:
+        """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)` of independent
+        distances after ids `(1, n)`.
+        """
         if not are_numbers(logits):
             return Draft.chain(text[0, :0])
         if size is None:
@@ -110,7 +133,8 @@ class Draws:
         """Draw at most `count` tokens after ids `(1, n)` from logits `(1, V)`, without replacement.
 
         Returns:
-            The distribution that they were drawn from, float32 `(V,)`; the log-chance of each rank there; and the tokens.
+            The distribution that they were drawn from, float32 `(V,)`; the log-chance of each rank
+            there; and the tokens.
         """
         q = warp(text, logits, logits_processor)
         chances = possible(q.log().topk(count).values)[0]

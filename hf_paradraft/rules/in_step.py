@@ -1,4 +1,6 @@
-"""Tokens of a batch that are taken step by step, as plain decoding shows them to processors that may know the batch's rows."""
+"""Tokens of a batch that are taken step by step, as plain decoding shows them to processors that
+may know the batch's rows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ..names import pad_token_of
 
 
 class InStep:
-    """All sequences of a call at one length: a round ends for all of them with the first one whose draft is used up or rejected.
+    """All sequences of a call at one length: a round ends for all of them with the first one whose
+    draft is used up or rejected.
 
     Those that have ended go on with padding, until all have.
 
@@ -38,15 +41,24 @@ class InStep:
             length = call.sequences[0].length
             for sequence in call.sequences:
                 sequence.accepted.num_read = len(sequence.accepted.path)
-            raw = torch.stack([read[node + 1] for read, node in zip(logits, nodes, strict=True)]).float()
-            scores = self.logits_processor(padded(call.sequences, call.buffer, length, call.generation_config), raw)
+            raw = torch.stack(
+                [read[node + 1] for read, node in zip(logits, nodes, strict=True)]
+            ).float()
+            scores = self.logits_processor(
+                padded(call.sequences, call.buffer, length, call.generation_config), raw
+            )
             if scores.shape != raw.shape:
-                raise ValueError(f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(raw.shape)}.")
+                raise ValueError(
+                    f"A logits processor made scores of shape {tuple(scores.shape)} for "
+                    f"{tuple(raw.shape)}."
+                )
             drawn = call.rule.draw_together(scores)
             for index, sequence in enumerate(call.sequences):
                 draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
                 if sequence.ended is not None:
-                    token, nodes[index] = child_that_is(draft, node, pad_token_of(call.generation_config))
+                    token, nodes[index] = child_that_is(
+                        draft, node, pad_token_of(call.generation_config)
+                    )
                 elif drawn is not None:
                     token, nodes[index] = child_that_is(draft, node, drawn[index])
                 else:

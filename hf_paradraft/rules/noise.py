@@ -1,8 +1,10 @@
-"""The target's random draws, made before the round, so that drafts are guesses of what it will draw.
+"""The target's random draws, made before the round, so that drafts are guesses of what it will
+draw.
 
-`torch.multinomial(p, 1)` is an exponential race: the generator gives noise `E` of `p`'s shape, and the token is `argmax(p / E)`.
-Plain decoding draws one `E` for each new token, in order. Who draws it first and guesses `argmax(q / E)` is right far more often
-than with `argmax q`, and the text stays the seed's (Daliri, Musco and Suresh, arXiv 2408.07978; Kobus and Gündüz, 2504.15475).
+`torch.multinomial(p, 1)` is an exponential race: the generator gives noise `E` of `p`'s shape, and
+the token is `argmax(p / E)`. Plain decoding draws one `E` for each new token, in order. Who draws
+it first and guesses `argmax(q / E)` is right far more often than with `argmax q`, and the text
+stays the seed's (Daliri, Musco and Suresh, arXiv 2408.07978; Kobus and Gündüz, 2504.15475).
 """
 
 from __future__ import annotations
@@ -20,19 +22,26 @@ from torch import Tensor
 from ..decoding.sequence import Sequence
 
 KEPT = 2**27  # bytes of noise that waits for sequences that are late; beyond them it is drawn again
-_in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)  # of torch's generators, each serves one thread's calls at a time
+# of torch's generators, each serves one thread's calls at a time
+_in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)
 
 
 def generator_of(device: torch.device) -> torch.Generator | None:
-    """Look up the generator that `torch.multinomial` takes by default on a device; None where that is not known."""
+    """Look up the generator that `torch.multinomial` takes by default on a device; None where that
+    is not known.
+    """
     if device.type == "cuda":
-        return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+        return torch.cuda.default_generators[
+            torch.cuda.current_device() if device.index is None else device.index
+        ]
     return torch.default_generator if device.type == "cpu" else None
 
 
 @cache
 def draws_by_race(device: torch.device) -> bool:
-    """Tell whether `torch.multinomial` draws `argmax(p / E)` on a device, with exponential noise `E`."""
+    """Tell whether `torch.multinomial` draws `argmax(p / E)` on a device, with exponential noise
+    `E`.
+    """
     generator = torch.Generator(device).manual_seed(0)
     p = torch.rand(2, 1000, generator=generator, dtype=torch.float32, device=device).softmax(-1)
     before = generator.get_state()
@@ -45,9 +54,10 @@ def draws_by_race(device: torch.device) -> bool:
 class Noise:
     """The noise of one call's draws, between `start` and `stop`.
 
-    At each step plain decoding draws for all sequences at once. Here they go at their own pace, so the generator's state before
-    each step is kept, and each sequence's part of it, float32 `(V,)`, until it is used. Between draws the generator stands where
-    plain decoding of one sequence has it. If something else has moved it, a processor say, all further draws are plain ones.
+    At each step plain decoding draws for all sequences at once. Here they go at their own pace, so
+    the generator's state before each step is kept, and each sequence's part of it, float32 `(V,)`,
+    until it is used. Between draws the generator stands where plain decoding of one sequence has
+    it. If something else has moved it, a processor say, all further draws are plain ones.
 
     Args:
         sequences: of the call.
@@ -56,19 +66,28 @@ class Noise:
         own: generator of this call alone; default: torch's.
     """
 
-    def __init__(self, sequences: list[Sequence], begin: int, vocab_size: int, own: torch.Generator | None = None):
+    def __init__(
+        self,
+        sequences: list[Sequence],
+        begin: int,
+        vocab_size: int,
+        own: torch.Generator | None = None,
+    ):
         self.sequences, self.begin, self.vocab_size = sequences, begin, vocab_size
         self.device = sequences[0].ids.device
         self.generator: torch.Generator | None = None  # while noise is drawn ahead
         self.own = own
         self.states: list[Tensor] = []  # of the generator, before each step
         self.stands = 0  # before which of them it does
-        self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]  # noise that is yet to be used, by step
+        # noise that is yet to be used, by step
+        self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]
         self.lock: RLock | None = None
         self.drawing = Lock()  # drafts may be made in a thread of their own
 
     def start(self) -> None:
-        """Draw from torch's generator, if no other thread's call counts on it, and keep its state."""
+        """Draw from torch's generator, if no other thread's call counts on it, and keep its
+        state.
+        """
         generator = generator_of(self.device)
         if generator is None or not draws_by_race(self.device):
             return
@@ -94,11 +113,17 @@ class Noise:
         self.lock = None
 
     def draw(self, index: int, p: Tensor) -> int:
-        """Draw the next token of a sequence: the one that plain decoding draws from `p`, `(1, V)`."""
+        """Draw the next token of a sequence: the one that plain decoding draws from `p`, `(1,
+        V)`.
+        """
         with self.drawing:
             sequence = self.sequences[index]
             step = self._step(sequence)
-            if p.dtype != torch.float32 or p.shape[1] != self.vocab_size or (noise := self._noise(index, step)) is None:
+            if (
+                p.dtype != torch.float32
+                or p.shape[1] != self.vocab_size
+                or (noise := self._noise(index, step)) is None
+            ):
                 self._give_up()
                 return int(torch.multinomial(p, 1, generator=self.own))
             race = p[0] / noise
@@ -106,14 +131,24 @@ class Noise:
             if bool(race[token].isnan()):
                 torch.multinomial(p, 1, generator=self.own)  # says so
             del self.rows[index][step]
-            self.stands = min(self._step(other) + (other is sequence) for other in self.sequences if not other.finished)
+            self.stands = min(
+                self._step(other) + (other is sequence)
+                for other in self.sequences
+                if not other.finished
+            )
             self.generator.set_state(self.states[self.stands])
             return token
 
     def draw_together(self, p: Tensor) -> list[int]:
-        """Draw the next tokens of all sequences, which stand at one length, from `p`, `(B, V)`: at once, as plain decoding does,
-        where their noise is not known."""
-        known = p.dtype == torch.float32 and p.shape[1] == self.vocab_size and self.generator is not None
+        """Draw the next tokens of all sequences, which stand at one length, from `p`, `(B, V)`.
+
+        Where their noise is not known they are drawn at once, as plain decoding does.
+        """
+        known = (
+            p.dtype == torch.float32
+            and p.shape[1] == self.vocab_size
+            and self.generator is not None
+        )
         if not known or not torch.equal(self.generator.get_state(), self.states[self.stands]):
             self.generator = None  # it stands where plain decoding has it
             return torch.multinomial(p, 1, generator=self.own)[:, 0].tolist()
@@ -123,7 +158,8 @@ class Noise:
         return tokens
 
     def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
-        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances after a prefix; None if not known.
+        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances after a
+        prefix; None if not known.
 
         Distances count from 0; `length` is the prefix's, padding included.
         """
@@ -143,13 +179,19 @@ class Noise:
         return sequence.length - self.begin
 
     def _is_ahead(self) -> bool:
-        """Tell whether noise is known, or can be: nothing else has drawn from the generator. Otherwise give up on it."""
-        if self.generator is not None and not torch.equal(self.generator.get_state(), self.states[self.stands]):
+        """Tell whether noise is known, or can be: nothing else has drawn from the generator.
+        Otherwise give up on it.
+        """
+        if self.generator is not None and not torch.equal(
+            self.generator.get_state(), self.states[self.stands]
+        ):
             self._give_up()
         return self.generator is not None
 
     def _give_up(self) -> None:
-        """Draw plainly from here on; after all noise, where some sequences have used what is ahead of others."""
+        """Draw plainly from here on; after all noise, where some sequences have used what is ahead
+        of others.
+        """
         if self.generator is not None and max(map(self._step, self.sequences)) > self.stands:
             self.generator.set_state(self.states[-1])
         self.generator = None
@@ -165,9 +207,13 @@ class Noise:
         return self.rows[index][step]
 
     def _draw(self, step: int, wanted: int) -> None:
-        """Draw the noise of a step, for the first time or again; a sequence that is yet to use it keeps it."""
+        """Draw the noise of a step, for the first time or again; a sequence that is yet to use it
+        keeps it.
+        """
         self.generator.set_state(self.states[step])
-        block = torch.empty((len(self.sequences), self.vocab_size), dtype=torch.float32, device=self.device)
+        block = torch.empty(
+            (len(self.sequences), self.vocab_size), dtype=torch.float32, device=self.device
+        )
         block.exponential_(generator=self.generator)
         if step + 1 == len(self.states):
             self.states.append(self.generator.get_state())
@@ -175,6 +221,10 @@ class Noise:
         for index, sequence in enumerate(self.sequences):
             if sequence.finished:
                 self.rows[index].clear()
-            if index == wanted or (room > 0 and not sequence.finished and self._step(sequence) <= step):
+            if index == wanted or (
+                room > 0 and not sequence.finished and self._step(sequence) <= step
+            ):
                 room -= step not in self.rows[index]
-                self.rows[index].setdefault(step, block[index].clone() if len(block) > 1 else block[0])
+                self.rows[index].setdefault(
+                    step, block[index].clone() if len(block) > 1 else block[0]
+                )

@@ -1,4 +1,6 @@
-"""Rejection: what is drawn is distributed as the target draws (Leviathan et al., 2023; ParallelSpec, Algorithm 1)."""
+"""Rejection: what is drawn is distributed as the target draws (Leviathan et al., 2023;
+ParallelSpec, Algorithm 1).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ from .draws import STATELESS, Draws
 
 
 class Rejection(Rule):
-    """Children drawn from `q` are accepted with probability `min(1, p/q)`, each after the last one's rejection.
+    """Children drawn from `q` are accepted with probability `min(1, p/q)`, each after the last
+    one's rejection.
 
-    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child, Leviathan et al., 2023). Tokens that
-    were not sampled have a `q` of 1 each. A sampled chain is judged as a whole.
+    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child,
+    Leviathan et al., 2023). Tokens that were not sampled have a `q` of 1 each. A sampled chain is
+    judged as a whole.
     """
 
     clocked = False
@@ -25,7 +29,11 @@ class Rejection(Rule):
         self.draws = Draws()
 
     def path(
-        self, draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
+        self,
+        draft: Draft,
+        logits: Tensor,
+        prefix: LongTensor,
+        logits_processor: LogitsProcessorList,
     ) -> tuple[list[int], Tensor | None]:
         """Implement `Rule.path`, for chains."""
         sampled = len(draft) > 0 and draft.q is not None and draft.depth == len(draft)
@@ -40,7 +48,9 @@ class Rejection(Rule):
         for child in draft.children(node):
             token = draft.token_ids[child]
             if draft.q is None:
-                q = torch.zeros_like(p).index_fill_(0, draft.tokens[child : child + 1].to(p.device), 1.0)
+                q = torch.zeros_like(p).index_fill_(
+                    0, draft.tokens[child : child + 1].to(p.device), 1.0
+                )
             elif q is None:
                 q = draft.q[child].to(p.device).clone()
             if torch.rand((), device=p.device) * q[token] < p[token]:
@@ -56,10 +66,11 @@ class Rejection(Rule):
 def block_path(
     draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
 ) -> tuple[list[int], Tensor]:
-    """Choose how much of a sampled chain to keep, and the next token's distribution, judging it whole (Sun et al., 2403.10444).
+    """Choose how much of a sampled chain to keep, and the next token's distribution, judging it
+    whole (Sun et al., 2403.10444).
 
-    On average no fewer tokens are kept than by `Rejection.judge` one by one: a token that `p` wants more than `q` makes up for
-    one that it wants less.
+    On average no fewer tokens are kept than by `Rejection.judge` one by one: a token that `p` wants
+    more than `q` makes up for one that it wants less.
 
     Args:
         draft: a chain of `N` nodes, with `q`.
@@ -72,7 +83,10 @@ def block_path(
     """
     text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
     count, length = len(draft), prefix.shape[1]
-    rows = [logits_processor(text[:, : length + node], logits[node : node + 1].float()) for node in range(count + 1)]
+    rows = [
+        logits_processor(text[:, : length + node], logits[node : node + 1].float())
+        for node in range(count + 1)
+    ]
     p, ratio, accepted = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
     rest = (p[0] - draft.q[0].to(p)).clamp(min=0)
     for node, token in enumerate(draft.token_ids):
@@ -84,4 +98,6 @@ def block_path(
             left, chance = p[count], ratio
         if torch.rand((), device=p.device) < chance:  # never where it is 0 / 0
             accepted, rest = node + 1, left
-    return list(range(accepted)), rest[None] / rest.sum() if rest.sum() > 0 else p[accepted : accepted + 1]
+    return list(range(accepted)), rest[None] / rest.sum() if rest.sum() > 0 else p[
+        accepted : accepted + 1
+    ]

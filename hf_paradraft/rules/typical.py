@@ -1,4 +1,6 @@
-"""Typical acceptance, which is lossy: what is probable enough is accepted (Medusa; PPD, section 4.2)."""
+"""Typical acceptance, which is lossy: what is probable enough is accepted (Medusa; PPD, section
+4.2).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ class Typical(Rule):
     looks_ahead = True
 
     def path(
-        self, draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
+        self,
+        draft: Draft,
+        logits: Tensor,
+        prefix: LongTensor,
+        logits_processor: LogitsProcessorList,
     ) -> tuple[list[int], None]:
         """Implement `Rule.path`."""
         return typical_path(draft, logits, prefix, logits_processor), None
@@ -30,9 +36,14 @@ class Typical(Rule):
 
 
 def typical_path(
-    draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList, node: int = -1
+    draft: Draft,
+    logits: Tensor,
+    prefix: LongTensor,
+    logits_processor: LogitsProcessorList,
+    node: int = -1,
 ) -> list[int]:
-    """Find the longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))` (PPD, section 4.2, after Medusa).
+    """Find the longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))` (PPD, section
+    4.2, after Medusa).
 
     Args:
         draft: `N` nodes.

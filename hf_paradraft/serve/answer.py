@@ -1,4 +1,6 @@
-"""One request on its way from the scheduler to its client: text round by round, its end, and what it has used."""
+"""One request on its way from the scheduler to its client: text round by round, its end, and what
+it has used.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,13 @@ from .tools import ToolForm, ToolReader
 
 MOST_NEW = 4096  # tokens of an answer whose request does not say how many
 # What a generation config may say of calls, and a request has its own word for.
-ONE_TEXT = {"num_return_sequences": 1, "num_beams": 1, "stop_strings": None, "max_time": None, "use_cache": True}
+ONE_TEXT = {
+    "num_return_sequences": 1,
+    "num_beams": 1,
+    "stop_strings": None,
+    "max_time": None,
+    "use_cache": True,
+}
 POLL = 0.2  # seconds between two looks at whether a client is still there
 
 
@@ -53,7 +61,9 @@ class Service:
     @cached_property
     def context(self) -> int | None:
         """Tokens of prompt and answer at most; None: any number."""
-        return getattr(self.scheduler.target.config.get_text_config(), "max_position_embeddings", None)
+        return getattr(
+            self.scheduler.target.config.get_text_config(), "max_position_embeddings", None
+        )
 
     @cached_property
     def stops(self) -> list[str]:
@@ -85,7 +95,11 @@ class Service:
         """
         param = "tools" if ask.wants_tools else "response_format"
         try:
-            grammar = self.tool_form.grammar(ask) if ask.wants_tools else json_grammar(ask.answer_schema or {})
+            grammar = (
+                self.tool_form.grammar(ask)
+                if ask.wants_tools
+                else json_grammar(ask.answer_schema or {})
+            )
             return Grammar(self.grammar_tokenizer, grammar)
         except ValueError as error:
             raise Refusal(400, str(error), param=param) from error
@@ -96,22 +110,36 @@ class Service:
         Raises:
             Refusal: a part that cannot be read, or too long a prompt.
         """
-        context, param = self.context or maxsize, "messages" if isinstance(ask, ChatRequest) else "prompt"
-        too_long = f"The prompt is longer than the model's context of {self.context} tokens: shorten it."
+        context = self.context or maxsize
+        param = "messages" if isinstance(ask, ChatRequest) else "prompt"
+        too_long = (
+            f"The prompt is longer than the model's context of {self.context} tokens: shorten it."
+        )
         try:
-            if len(ask.model_dump_json(include={"messages", "prompt", "tools"})) > context * self.longest:
+            if (
+                len(ask.model_dump_json(include={"messages", "prompt", "tools"}))
+                > context * self.longest
+            ):
                 raise Refusal(400, too_long, "context_length_exceeded", param)
-            job = Job(ask.ids(self.tokenizer), ask.options(), seed=ask.seed, drafts=ask.speculation.enabled)
+            job = Job(
+                ask.ids(self.tokenizer),
+                ask.options(),
+                seed=ask.seed,
+                drafts=ask.speculation.enabled,
+            )
             if (room := context - len(job.ids)) < 1:
                 raise Refusal(400, too_long, "context_length_exceeded", param)
             if ask.prediction is not None:
                 param = "prediction"
-                job.prediction = ask.prediction.ids(self.tokenizer)[:context]  # an answer has no more
+                # an answer has no more
+                job.prediction = ask.prediction.ids(self.tokenizer)[:context]
         except (TypeError, ValueError) as error:  # half a character is either
             raise Refusal(400, str(error), param=param) from error
         rows = self.scheduler.target.get_input_embeddings().weight.shape[0]
         if (largest := max([*job.ids, *(job.prediction or [])])) >= rows:
-            raise Refusal(400, f"The text has the token {largest}, and the model knows {rows}: leave it out.")
+            raise Refusal(
+                400, f"The text has the token {largest}, and the model knows {rows}: leave it out."
+            )
         job.options |= {
             **ONE_TEXT,
             "max_new_tokens": min(ask.limit or MOST_NEW, room),
@@ -136,7 +164,11 @@ class Answer:
 
     def __init__(self, service: Service, metrics: Metrics, ask: Ask, job: Job, connection: Request):
         self.service, self.metrics, self.ask, self.job = service, metrics, ask, job
-        self.reader = ToolReader(service.tool_form) if isinstance(ask, ChatRequest) and ask.wants_tools else None
+        self.reader = (
+            ToolReader(service.tool_form)
+            if isinstance(ask, ChatRequest) and ask.wants_tools
+            else None
+        )
         if job.grammar is not None:
             job.options["logits_processor"] = [job.grammar]
         self.connection, self.begun = connection, time.monotonic()
@@ -166,7 +198,8 @@ class Answer:
             raise
 
     async def deltas(self) -> AsyncGenerator[dict[str, Any]]:
-        """Yield what may be shown as OpenAI's deltas, as it comes, and set `reason` after the last one.
+        """Yield what may be shown as OpenAI's deltas, as it comes, and set `reason` after the last
+        one.
 
         Raises:
             Refusal: as `begin`.
@@ -209,7 +242,11 @@ class Answer:
             now = time.monotonic()
             left = self.service.seconds - (now - self.begun)
             if left <= 0:
-                raise Refusal(504, f"The request took longer than {self.service.seconds:.0f} seconds.", "timeout")
+                raise Refusal(
+                    504,
+                    f"The request took longer than {self.service.seconds:.0f} seconds.",
+                    "timeout",
+                )
             if now - self.looked > POLL:
                 self.looked = now
                 if await self.connection.is_disconnected():
@@ -229,7 +266,9 @@ class Answer:
 
     @property
     def end(self) -> dict[str, Any]:
-        """Say what the request has used: tokens, those that were known of the prompt, and those that were drafted."""
+        """Say what the request has used: tokens, those that were known of the prompt, and those
+        that were drafted.
+        """
         stats, given, made = self.job.stats, len(self.job.ids), self.writer.count
         accepted = min(sum(stats.successes), made)  # more may have come after what ended the text
         usage = {

@@ -29,7 +29,9 @@ SHOWN = 80  # characters of a client's own words in an error
 
 
 async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> AsyncGenerator[str]:
-    """Make the lines of a stream: its deltas, why it ended, its usage if that is wanted, and its end."""
+    """Make the lines of a stream: its deltas, why it ended, its usage if that is wanted, and its
+    end.
+    """
     chat, deltas = isinstance(answer.ask, ChatRequest), answer.deltas()
 
     def line(*choices: Any, **more: Any) -> str:
@@ -62,11 +64,21 @@ async def _whole(answer: Answer) -> dict[str, Any]:
     text, calls = "", []
     async for delta in answer.deltas():
         text += delta.get("content", "")
-        calls += [{name: value for name, value in call.items() if name != "index"} for call in delta.get("tool_calls", ())]
+        calls += [
+            {name: value for name, value in call.items() if name != "index"}
+            for call in delta.get("tool_calls", ())
+        ]
     part: dict[str, Any] = {"text": text}
     if isinstance(answer.ask, ChatRequest):
         content = text if text or not calls else None
-        part = {"message": {"role": "assistant", "content": content, "refusal": None, **({"tool_calls": calls} if calls else {})}}
+        part = {
+            "message": {
+                "role": "assistant",
+                "content": content,
+                "refusal": None,
+                **({"tool_calls": calls} if calls else {}),
+            }
+        }
     return {"index": 0, **part, "logprobs": None, "finish_reason": answer.reason}
 
 
@@ -93,7 +105,12 @@ def make_app(service: Service) -> FastAPI:
         """Let a request wait for its place, and send its answer, as a stream or in one piece."""
         chat = isinstance(ask, ChatRequest)
         if ask.model not in (None, service.name):
-            raise Refusal(404, f"The model {ask.model!r} is not served here: {service.name} is.", "model_not_found", "model")
+            raise Refusal(
+                404,
+                f"The model {ask.model!r} is not served here: {service.name} is.",
+                "model_not_found",
+                "model",
+            )
         if ask.stream_options is not None and not ask.stream:
             raise Refusal(400, "stream_options goes with stream.", param="stream_options")
         async with one_reads:  # in a thread: others go on meanwhile
@@ -125,7 +142,12 @@ def make_app(service: Service) -> FastAPI:
         """Go on with a text."""
         return await answered(ask, connection)
 
-    about_model = {"id": service.name, "created": int(time.time()), "object": "model", "owned_by": "hf_paradraft"}
+    about_model = {
+        "id": service.name,
+        "created": int(time.time()),
+        "object": "model",
+        "owned_by": "hf_paradraft",
+    }
 
     @app.api_route("/v1/models", methods=["GET", "HEAD"])
     async def models() -> Response:
@@ -136,14 +158,21 @@ def make_app(service: Service) -> FastAPI:
     async def one_model(name: str) -> Response:
         """Describe the model."""
         if name != service.name:
-            raise Refusal(404, f"The model {name!r} is not served here: {service.name} is.", "model_not_found", "model")
+            raise Refusal(
+                404,
+                f"The model {name!r} is not served here: {service.name} is.",
+                "model_not_found",
+                "model",
+            )
         return JSONResponse(about_model)
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         """Say that requests are answered."""
         alive = service.scheduler.thread.is_alive()
-        return PlainTextResponse("" if alive else "The scheduler has stopped.", 200 if alive else 503)
+        return PlainTextResponse(
+            "" if alive else "The scheduler has stopped.", 200 if alive else 503
+        )
 
     @app.get("/metrics")
     async def scrape() -> Response:
@@ -152,20 +181,33 @@ def make_app(service: Service) -> FastAPI:
 
     @app.exception_handler(StarletteHTTPException)
     async def refused(connection: Request, error: StarletteHTTPException) -> Response:
-        said = error if isinstance(error, Refusal) else Refusal(error.status_code, str(error.detail), headers=error.headers)
+        said = (
+            error
+            if isinstance(error, Refusal)
+            else Refusal(error.status_code, str(error.detail), headers=error.headers)
+        )
         return said.response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
-        worst = min(error.errors(), key=lambda one: one["type"].endswith("_type"))  # of a union, what fits best
+        # of a union, what fits best
+        worst = min(error.errors(), key=lambda one: one["type"].endswith("_type"))
         place = [str(part) for part in worst["loc"][1:]]
         if worst["type"] == "json_invalid":
             return Refusal(400, f"The body is no JSON: {worst['ctx']['error']}.").response()
         if not place:
-            return Refusal(400, "The body has to be a JSON object, sent as application/json.").response()
-        inner = takewhile(lambda part: part.replace("_", "").isalnum() and part not in KINDS, place[1:])
+            return Refusal(
+                400, "The body has to be a JSON object, sent as application/json."
+            ).response()
+        inner = takewhile(
+            lambda part: part.replace("_", "").isalnum() and part not in KINDS, place[1:]
+        )
         param = ".".join([place[0], *inner])[:SHOWN]
-        message = "it is not served here" if worst["type"] == "extra_forbidden" else worst["msg"].removeprefix("Value error, ")
+        message = (
+            "it is not served here"
+            if worst["type"] == "extra_forbidden"
+            else worst["msg"].removeprefix("Value error, ")
+        )
         return Refusal(400, f"{param}: {message[: SHOWN * 2]}", param=param).response()
 
     @app.exception_handler(Exception)

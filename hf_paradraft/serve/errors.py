@@ -39,7 +39,9 @@ class Refusal(HTTPException):
         """The error as OpenAI writes it."""
         kind = "invalid_request_error" if self.status_code < 500 else "server_error"
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status_code, kind)
-        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}
+        }
 
     def response(self) -> JSONResponse:
         """Make the answer."""
@@ -47,7 +49,8 @@ class Refusal(HTTPException):
 
 
 class Door:
-    """An ASGI middleware that refuses requests without the key, and bodies that are too large, before they are read.
+    """An ASGI middleware that refuses requests without the key, and bodies that are too large,
+    before they are read.
 
     Args:
         app: that it serves.
@@ -64,7 +67,10 @@ class Door:
             return
         headers, read = dict(scope["headers"]), 0
         scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
-        right = secrets.compare_digest(sent.strip(), (self.api_key or "").encode()) and scheme.lower() == b"bearer"
+        right = (
+            secrets.compare_digest(sent.strip(), (self.api_key or "").encode())
+            and scheme.lower() == b"bearer"
+        )
         length = headers.get(b"content-length", b"0")
         if self.api_key is not None and not right and scope["path"] != "/health":
             await NO_KEY.response()(scope, receive, send)
@@ -86,6 +92,11 @@ class Door:
 
 CLOSE = {"Connection": "close"}  # what is left of the body is not read
 NO_KEY = Refusal(
-    401, "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.", "invalid_api_key", headers=CLOSE
+    401,
+    "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
+    "invalid_api_key",
+    headers=CLOSE,
 )
-TOO_LARGE = Refusal(413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large", headers=CLOSE)
+TOO_LARGE = Refusal(
+    413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large", headers=CLOSE
+)

@@ -1,4 +1,6 @@
-"""Answers that a grammar holds to a form, and tokens that it forces, which are drafts that nobody is asked for."""
+"""Answers that a grammar holds to a form, and tokens that it forces, which are drafts that nobody
+is asked for.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,24 @@ from ..copies.lookup import Copy
 from ..protocol import Prefix
 
 SECONDS = 5  # that a grammar may take to be understood
-READ = "import sys; from llguidance import LLMatcher; LLMatcher.validate_grammar(sys.stdin.read(), None)"
+READ = (
+    "import sys; from llguidance import LLMatcher; LLMatcher.validate_grammar(sys.stdin.read(), "
+    "None)"
+)
 
 
 def spaced(schema: dict[str, Any]) -> str:
     """Write a schema whose JSON has spaces as chat templates write them, and no others."""
-    return json.dumps({**schema, "x-guidance": {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}})
+    return json.dumps(
+        {
+            **schema,
+            "x-guidance": {
+                "whitespace_flexible": False,
+                "item_separator": ", ",
+                "key_separator": ": ",
+            },
+        }
+    )
 
 
 def json_grammar(schema: dict[str, Any]) -> str:
@@ -33,17 +47,25 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 @lru_cache(32)
 def check_ends(grammar: str) -> None:
-    """Read a grammar in a process that can be ended: patterns that have to fit at once take exponential time, say.
+    """Read a grammar in a process that can be ended: patterns that have to fit at once take
+    exponential time, say.
 
     Raises:
         ValueError: it takes too long, or ends the process itself.
     """
     try:
         subprocess.run(
-            [sys.executable, "-P", "-c", READ], input=grammar, text=True, check=True, timeout=SECONDS, stderr=subprocess.DEVNULL
+            [sys.executable, "-P", "-c", READ],
+            input=grammar,
+            text=True,
+            check=True,
+            timeout=SECONDS,
+            stderr=subprocess.DEVNULL,
         )
     except subprocess.SubprocessError as error:
-        raise ValueError(f"the schema cannot be followed: it is not understood within {SECONDS} seconds.") from error
+        raise ValueError(
+            f"the schema cannot be followed: it is not understood within {SECONDS} seconds."
+        ) from error
 
 
 class Grammar(LogitsProcessor):
@@ -65,7 +87,9 @@ class Grammar(LogitsProcessor):
 
     def _check(self) -> None:
         if self.matcher.is_error():
-            raise ValueError(f"the schema cannot be followed: {self.matcher.get_error().splitlines()[0]}")
+            raise ValueError(
+                f"the schema cannot be followed: {self.matcher.get_error().splitlines()[0]}"
+            )
 
     def _read(self, ids: LongTensor) -> None:
         new = [] if self.length is None else ids[0, self.length :].tolist()
@@ -77,7 +101,9 @@ class Grammar(LogitsProcessor):
     def __call__(self, input_ids: LongTensor, scores: Tensor) -> Tensor:
         """Mask what is not allowed after ids `(1, n)`."""
         self._read(input_ids)
-        allowed = torch.frombuffer(bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8).to(scores.device)
+        allowed = torch.frombuffer(
+            bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8
+        ).to(scores.device)
         return scores.masked_fill(allowed == 0, -torch.inf)
 
     def forced(self, ids: LongTensor) -> list[int]:
@@ -98,7 +124,9 @@ class Forced(PromptLookup):
         super().__init__(memory=memory)
         self.grammars = [grammar]
 
-    def find(self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool) -> list[list[Copy]]:
+    def find(
+        self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool
+    ) -> list[list[Copy]]:
         """Implement `PromptLookup.find`."""
         copied = super().find(prefixes, spaces, deep)
         for grammar, prefix, copies in zip(self.grammars, prefixes, copied, strict=True):

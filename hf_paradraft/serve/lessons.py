@@ -1,4 +1,6 @@
-"""Lessons between requests: the drafter learns what the target is asked for (Online Speculative Decoding, arXiv 2310.07177)."""
+"""Lessons between requests: the drafter learns what the target is asked for (Online Speculative
+Decoding, arXiv 2310.07177).
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,20 +30,32 @@ class Lessons:
         ImportError: packages of training are missing.
     """
 
-    def __init__(self, target: PreTrainedModel, drafter: Any, tokenizer: PreTrainedTokenizerBase, folder: Path):
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        drafter: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        folder: Path,
+    ):
         if drafter is None:
             raise ValueError("nothing drafts, so nothing can learn.")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            saved = " What an earlier run saved can be this one's --drafter." if (folder / "config.json").is_file() else ""
+            saved = (
+                " What an earlier run saved can be this one's --drafter."
+                if (folder / "config.json").is_file()
+                else ""
+            )
             raise ValueError(f"{folder} is there already: name a new one.{saved}")
         self.target, self.drafter, self.tokenizer, self.folder = target, drafter, tokenizer, folder
         self.follow, self.learned = FollowTarget(drafter), 0
 
     def __call__(self, interrupted: Callable[[], bool]) -> bool:
-        """Give a lesson, if there is enough that is new, and tell whether the drafter has other weights after it.
+        """Give a lesson, if there is enough that is new, and tell whether the drafter has other
+        weights after it.
 
         Args:
-            interrupted: whether a request waits by now: then the lesson is given up, and given later.
+            interrupted: whether a request waits by now: then the lesson is given up, and given
+                later.
         """
         if self.follow.num_texts - self.learned < LEAST:
             return False
@@ -55,7 +69,11 @@ class Lessons:
                 replace_model(self.folder, self._save)
             after = "no number" if lesson.after is None else f"{lesson.after:.3f}"
             what = f"saved in {self.folder}" if lesson.kept else "not kept"
-            print(f"Lesson of {lesson.seconds:.0f} s: loss {lesson.before:.3f}, then {after}; {what}.", flush=True)
+            print(
+                f"Lesson of {lesson.seconds:.0f} s: loss {lesson.before:.3f}, then {after}; "
+                f"{what}.",
+                flush=True,
+            )
         except Exception:  # requests go on
             logger.exception("A lesson failed: the drafter stays as it is.")
             return False

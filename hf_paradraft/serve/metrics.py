@@ -10,8 +10,15 @@ from .scheduler import Job, Scheduler
 
 
 def speculation(stats: SpeculationStats) -> dict[str, Any]:
-    """Count what was drafted for a request, in the words of vLLM's `--per-request-spec-decode-metrics`."""
-    reached = [*stats.attempts[:1], *stats.successes, 0]  # rounds with a draft, and those that accepted so many tokens or more
+    """Count what was drafted for a request, in the words of vLLM's
+    `--per-request-spec-decode-metrics`.
+    """
+    # rounds with a draft, and those that accepted so many tokens or more
+    reached = [
+        *stats.attempts[:1],
+        *stats.successes,
+        0,
+    ]
     steps, accepted = reached[0], sum(stats.successes)
     return {
         "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
@@ -34,19 +41,42 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         self.drafts = Counter("spec_decode_num_drafts", "Rounds with a draft.", registry=registry)
         self.drafted = Counter("spec_decode_num_draft_tokens", "Drafted tokens.", registry=registry)
-        self.emitted = Counter("spec_decode_num_emitted_tokens", "New tokens, the target's own included.", registry=registry)
-        self.accepted = Counter("spec_decode_num_accepted_tokens", "Accepted drafted tokens.", registry=registry)
+        self.emitted = Counter(
+            "spec_decode_num_emitted_tokens",
+            "New tokens, the target's own included.",
+            registry=registry,
+        )
+        self.accepted = Counter(
+            "spec_decode_num_accepted_tokens", "Accepted drafted tokens.", registry=registry
+        )
         self.by_position = Counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Accepted drafted tokens.", ["position"], registry=registry
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Accepted drafted tokens.",
+            ["position"],
+            registry=registry,
         )
         self.asked = Counter("prefix_cache_queries", "Tokens of prompts.", registry=registry)
-        self.known = Counter("prefix_cache_hits", "Tokens of prompts that were read before.", registry=registry)
-        self.requests = Counter("requests", "Requests, by how they ended.", ["finish_reason"], registry=registry)
-        self.first_token = Histogram("time_to_first_token_seconds", "From a request to its first token.", registry=registry)
+        self.known = Counter(
+            "prefix_cache_hits", "Tokens of prompts that were read before.", registry=registry
+        )
+        self.requests = Counter(
+            "requests", "Requests, by how they ended.", ["finish_reason"], registry=registry
+        )
+        self.first_token = Histogram(
+            "time_to_first_token_seconds", "From a request to its first token.", registry=registry
+        )
         self.seconds = Histogram("request_seconds", "From a request to its end.", registry=registry)
-        running = Gauge("num_requests_running", "Requests that are being answered.", registry=registry)
-        running.set_function(lambda: len(scheduler.running) + sum(job.batch is not None for job in [*scheduler.entering]))
-        waiting = Gauge("num_requests_waiting", "Requests that wait for a place.", registry=registry)
+        running = Gauge(
+            "num_requests_running", "Requests that are being answered.", registry=registry
+        )
+        running.set_function(
+            lambda: (
+                len(scheduler.running) + sum(job.batch is not None for job in [*scheduler.entering])
+            )
+        )
+        waiting = Gauge(
+            "num_requests_waiting", "Requests that wait for a place.", registry=registry
+        )
         waiting.set_function(lambda: sum(job.batch is None for job in [*scheduler.entering]))
 
     def count(self, job: Job, reason: str, seconds: float) -> None:

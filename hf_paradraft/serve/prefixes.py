@@ -1,4 +1,6 @@
-"""Beginnings of texts that were read: a request that begins so reads only what is new (RadixAttention, SGLang, 2024)."""
+"""Beginnings of texts that were read: a request that begins so reads only what is new
+(RadixAttention, SGLang, 2024).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ class Text:
 
     Attributes:
         ids: int64 `(n,)`.
-        cache: of one row; of keys and values any beginning can be taken, and of states all or nothing.
+        cache: of one row; of keys and values any beginning can be taken, and of states all or
+            nothing.
         drafting: has read it too; None: nothing is kept of it.
         nbytes: of both.
     """
@@ -40,7 +43,9 @@ class Text:
         return int((self.ids[:size] == ids[:size]).cumprod().sum())
 
     def known(self, ids: numpy.ndarray) -> int:
-        """Count the first tokens of a prompt that need not be read again: not all, and not the last one of a beginning."""
+        """Count the first tokens of a prompt that need not be read again: not all, and not the last
+        one of a beginning.
+        """
         common, [read] = self.common(ids), self.cache.lengths
         if isinstance(self.cache, RaggedCache):
             return min(read, common - 1)
@@ -55,7 +60,9 @@ def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
         check_reads(target, False)
     except Refused:
         return False
-    return (can_join(target) or is_recurrent(empty_cache(target))) and changes_its_scale(target) is None
+    return (can_join(target) or is_recurrent(empty_cache(target))) and changes_its_scale(
+        target
+    ) is None
 
 
 class PrefixCache:
@@ -70,15 +77,23 @@ class PrefixCache:
         self.texts: list[Text] = []  # the one that was used last stands last
 
     def find(self, prompt: list[int], drafts: bool) -> Known | None:
-        """Look up the longest beginning of a prompt that was read before; for `drafts` also what the drafter has read."""
+        """Look up the longest beginning of a prompt that was read before; for `drafts` also what
+        the drafter has read.
+        """
         ids = numpy.array(prompt)
-        best = max(self.texts, key=lambda text: (text.known(ids), text.drafting is not None), default=None)
+        best = max(
+            self.texts, key=lambda text: (text.known(ids), text.drafting is not None), default=None
+        )
         if best is None or (read := best.known(ids)) < 1:
             return None
         self.texts.remove(best)
         self.texts.append(best)
         forks = drafts and best.drafting is not None and read < best.common(ids)
-        return Known(_copy(best.cache, 0, read).cache.layers, read, best.drafting.fork(0, read) if forks else None)
+        return Known(
+            _copy(best.cache, 0, read).cache.layers,
+            read,
+            best.drafting.fork(0, read) if forks else None,
+        )
 
     def keep(self, batch: Batch, number: int) -> None:
         """Keep one of a batch's sequences as it is now, in the place of its own beginnings."""
@@ -87,7 +102,11 @@ class PrefixCache:
         if read < 1 or not self.limit:
             return
         ragged = isinstance(whole, RaggedCache)
-        stays = [text for text in self.texts if text.common(ids) < len(text.ids) + (not ragged and len(text.ids) < len(ids))]
+        stays = [
+            text
+            for text in self.texts
+            if text.common(ids) < len(text.ids) + (not ragged and len(text.ids) < len(ids))
+        ]
         group = next(group for group in batch.groups if sequence.call in group.calls)
         row = next(row for row, one in enumerate(group.sequences) if one is sequence)
         cache, drafting = _copy(whole, number, read), group.drafting.fork(row, read)

@@ -10,8 +10,21 @@ from openai.types.chat import (
     ChatCompletionMessageFunctionToolCallParam,
     ChatCompletionNamedToolChoiceParam,
 )
-from openai.types.shared_params import ResponseFormatJSONObject, ResponseFormatJSONSchema, ResponseFormatText
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from openai.types.shared_params import (
+    ResponseFormatJSONObject,
+    ResponseFormatJSONSchema,
+    ResponseFormatText,
+)
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 from transformers import PreTrainedTokenizerBase
 
 from ..chat import encode_chat_prompt, whole_characters
@@ -28,11 +41,16 @@ def _present(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     kept = {name: value for name, value in part.items() if value is not None and name != "index"}
-    return {name: value if name in ("parameters", "schema") else _present(value) for name, value in kept.items()}
+    return {
+        name: value if name in ("parameters", "schema") else _present(value)
+        for name, value in kept.items()
+    }
 
 
 class Strict(BaseModel):
-    """Fields that are not listed are refused; null, and [] or {} in the place of no number or text, are as if not sent."""
+    """Fields that are not listed are refused; null, and [] or {} in the place of no number or text,
+    are as if not sent.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -42,15 +60,24 @@ class Strict(BaseModel):
         if not isinstance(fields, dict):
             return fields
         known = cls.model_fields.keys()
-        empty = {name for name, value in fields.items() if value in ([], {}) and name not in known - PARTS}
-        left = {name: value for name, value in fields.items() if name in KEPT or (value is not None and name not in empty)}
+        empty = {
+            name
+            for name, value in fields.items()
+            if value in ([], {}) and name not in known - PARTS
+        }
+        left = {
+            name: value
+            for name, value in fields.items()
+            if name in KEPT or (value is not None and name not in empty)
+        }
         unknown = next((name for name in left if name not in known), None)  # one says enough
         return {name: value for name, value in left.items() if name in (*known, unknown)}
 
 
 KEPT = ("messages", "prompt")  # empty ones are an error of their own
 PARTS = {  # fields that may be empty
-    "stop", "stream_options", "speculation", "prediction", "metadata", "response_format", "tools", "tool_calls",
+    "stop", "stream_options", "speculation", "prediction", "metadata", "response_format", "tools",
+    "tool_calls",
 }  # fmt: skip
 
 
@@ -75,7 +102,11 @@ class Content(Strict):
     @property
     def text(self) -> str:
         """Join the parts."""
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return (
+            self.content
+            if isinstance(self.content, str)
+            else "".join(part.text for part in self.content)
+        )
 
 
 class Message(Content):
@@ -85,7 +116,9 @@ class Message(Content):
     content: str | Parts = ""
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[Many[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_present)] = []
+    tool_calls: Annotated[
+        Many[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_present)
+    ] = []
     tool_call_id: str | None = None
 
     @model_validator(mode="after")
@@ -103,7 +136,13 @@ class Message(Content):
             turn["reasoning_content"] = turn["thinking"] = whole_characters(self.reasoning_content)
         if self.tool_calls:
             turn["tool_calls"] = [
-                {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"] or "{}")}}
+                {
+                    **call,
+                    "function": {
+                        **call["function"],
+                        "arguments": json.loads(call["function"]["arguments"] or "{}"),
+                    },
+                }
                 for call in self.tool_calls
             ]
         if self.tool_call_id is not None:
@@ -179,7 +218,9 @@ class Ask(Strict):
         return self.max_tokens
 
     def options(self) -> dict[str, Any]:
-        """Make the arguments of `generate`; what is not said is as the target's generation config has it."""
+        """Make the arguments of `generate`; what is not said is as the target's generation config
+        has it.
+        """
         names = (*RULES, "repetition_penalty")
         said = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.temperature == 0:
@@ -196,8 +237,12 @@ class ChatRequest(Ask):
     messages: Annotated[Many[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False
-    response_format: Annotated[AnswerForm, Field(discriminator="type"), BeforeValidator(_present)] = {"type": "text"}
-    tools: Annotated[Many[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_present)] = []
+    response_format: Annotated[
+        AnswerForm, Field(discriminator="type"), BeforeValidator(_present)
+    ] = {"type": "text"}
+    tools: Annotated[
+        Many[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_present)
+    ] = []
     tool_choice: Literal["none", "auto", "required"] | ChatCompletionNamedToolChoiceParam = "auto"
     parallel_tool_calls: bool = True
 
@@ -212,7 +257,11 @@ class ChatRequest(Ask):
         Raises:
             ValueError: there is nothing in it.
         """
-        if not (ids := encode_chat_prompt(tokenizer, [message.turn for message in self.messages], self.offered or None)):
+        if not (
+            ids := encode_chat_prompt(
+                tokenizer, [message.turn for message in self.messages], self.offered or None
+            )
+        ):
             raise ValueError("messages: the text is empty.")
         return ids
 
@@ -250,7 +299,10 @@ class CompletionRequest(Ask):
         prompt: Any = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
             if len(prompt) > 1:
-                raise ValueError("prompt: one text a request is served here, for n is 1: send several requests at a time.")
+                raise ValueError(
+                    "prompt: one text a request is served here, for n is 1: send several requests "
+                    "at a time."
+                )
             prompt = prompt[0]
         if isinstance(prompt, str):
             prompt = tokenizer(whole_characters(prompt))["input_ids"]

@@ -1,4 +1,6 @@
-"""Requests through one batch: they join it when they have read their prompts, and leave it when they end (Orca, 2022, 3.1)."""
+"""Requests through one batch: they join it when they have read their prompts, and leave it when
+they end (Orca, 2022, 3.1).
+"""
 
 from __future__ import annotations
 
@@ -102,14 +104,16 @@ class Job:
 
 
 class Scheduler:
-    """A scheduler that answers requests in its own thread, several at a time where the target's sequences can be joined.
+    """A scheduler that answers requests in its own thread, several at a time where the target's
+    sequences can be joined.
 
     Args:
         target: answers.
         drafter: makes it faster; None: nothing is drafted.
         max_batch_size: requests that are answered together, at most.
         max_queue: requests that wait for a place, at most.
-        lesson: called when no request has waited for a while, with what tells whether one does again.
+        lesson: called when no request has waited for a while, with what tells whether one does
+            again.
         prefix_bytes: of beginnings of texts that are kept, so that they need not be read again.
     """
 
@@ -150,7 +154,9 @@ class Scheduler:
             if self.stopping:
                 raise Stopped(STOPPED)
             if len(self.entering) + len(self.running) >= self.places + self.max_queue:
-                raise QueueFull(f"{self.max_queue} requests are waiting already: try again in a moment.")
+                raise QueueFull(
+                    f"{self.max_queue} requests are waiting already: try again in a moment."
+                )
             job.since = self.num_read
             self.entering.append(job)
             self.changed.notify()
@@ -173,7 +179,9 @@ class Scheduler:
     def _run(self) -> None:
         while True:
             with self.changed:
-                called = self.changed.wait_for(self._has_work, None if self.lesson is None else PATIENCE)
+                called = self.changed.wait_for(
+                    self._has_work, None if self.lesson is None else PATIENCE
+                )
             if self.stopping:
                 self._fail_all()
                 return
@@ -201,7 +209,9 @@ class Scheduler:
         self._leave()
 
     def _read(self) -> None:
-        """Read pieces of new requests' prompts, for a while; after its last piece each joins the batch."""
+        """Read pieces of new requests' prompts, for a while; after its last piece each joins the
+        batch.
+        """
         begun = monotonic()
         while (job := self._next()) is not None:
             try:
@@ -221,24 +231,32 @@ class Scheduler:
                 return
 
     def _next(self) -> Job | None:
-        """Pick the request whose prompt is read, if there is a place for it: the one that has least left to read.
+        """Pick the request whose prompt is read, if there is a place for it: the one that has least
+        left to read.
 
         Nobody waits for more tokens of later ones than its own prompt has.
         """
         entering, begun = list(self.entering), sum(job.batch is not None for job in self.entering)
         those = [job for job in entering if begun < self.places or job.batch is not None]
-        return min(those if len(self.running) < self.places else [], key=lambda job: job.since + job.rest, default=None)
+        return min(
+            those if len(self.running) < self.places else [],
+            key=lambda job: job.since + job.rest,
+            default=None,
+        )
 
     def _join(self, job: Job) -> None:
         """Let a request whose prompt is read but for the last piece join the others."""
         step(job.batch)
         self._keep(job)
         self._tell(job)
-        self.batch, job.batch = together(self.batch, job.batch) if self.places > 1 else job.batch, None
+        self.batch = together(self.batch, job.batch) if self.places > 1 else job.batch
+        job.batch = None
         self.running.append(job)
 
     def _keep(self, job: Job) -> None:
-        """Keep what has been read of a request's text for later ones, which a drafter wants to have read too."""
+        """Keep what has been read of a request's text for later ones, which a drafter wants to have
+        read too.
+        """
         if job.call.error is not None or (self.drafter is not None and not job.drafts):
             return
         try:
@@ -270,16 +288,30 @@ class Scheduler:
             drafter.memory = Memory(len(job.prediction) + 8)
             drafter.memory.add(job.prediction)
         copies = None
-        if job.drafts and job.grammar:  # which reads the text alone, and some rules show processors others
+        # which reads the text alone, and some rules show processors others
+        if job.drafts and job.grammar:
             copies = Forced(job.grammar, drafter.memory)
             drafter.speculation_config = replace(drafter.speculation_config, acceptance="auto")
         ids = LongTensor([job.ids]).to(self.target.device)
         known = self.prefixes.find(job.ids, job.drafts)
         job.known = 0 if known is None else known.read
-        options = {"prefill_chunk_size": self.piece, **job.options} if len(job.ids) > job.known + self.piece else job.options
+        options = (
+            {"prefill_chunk_size": self.piece, **job.options}
+            if len(job.ids) > job.known + self.piece
+            else job.options
+        )
         generator = torch.Generator(ids.device)
         generator.seed() if job.seed is None else generator.manual_seed(job.seed)
-        job.batch = begin(self.target, ids, drafter, generator, known, copies, attention_mask=torch.ones_like(ids), **options)
+        job.batch = begin(
+            self.target,
+            ids,
+            drafter,
+            generator,
+            known,
+            copies,
+            attention_mask=torch.ones_like(ids),
+            **options,
+        )
         [job.call] = job.batch.calls
         job.told, job.stats, job.ends = len(job.ids), job.call.stats, job.call.ends.tokens
 
@@ -312,7 +344,9 @@ class Scheduler:
             self.batch = None
 
     def _show(self, job: Job) -> None:
-        """Show a drafter that learns what the target has written, also where the rest of it was not wanted."""
+        """Show a drafter that learns what the target has written, also where the rest of it was not
+        wanted.
+        """
         if self.drafter is None or self.drafter.listener is None or job.told == len(job.ids):
             return
         try:

@@ -19,7 +19,9 @@ class Server(uvicorn.Server):
     last_call: Timer
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Implement `uvicorn.Server`: requests that are not done in time get an error of their own."""
+        """Implement `uvicorn.Server`: requests that are not done in time get an error of their
+        own.
+        """
         if not self.should_exit:
             self.last_call.daemon = True
             self.last_call.start()
@@ -36,9 +38,14 @@ class Server(uvicorn.Server):
 def run(service: Service, host: str, port: int, grace: int) -> None:
     """Serve until the process is told to stop; `grace`: seconds for running requests."""
     app = make_app(service)
-    # Full collections look at what requests leave alone: so they are fast and come often, and what is over holds no memory.
+    # Full collections look at what requests leave alone: so they are fast and come often, and what
+    # is over holds no memory.
     gc.collect()
     gc.freeze()
-    server = Server(uvicorn.Config(app, host, port, log_level="warning", timeout_graceful_shutdown=grace + FAREWELL))
+    server = Server(
+        uvicorn.Config(
+            app, host, port, log_level="warning", timeout_graceful_shutdown=grace + FAREWELL
+        )
+    )
     server.last_call = Timer(grace, service.scheduler.stop)
     server.run()

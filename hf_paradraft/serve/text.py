@@ -9,7 +9,14 @@ from ..chat import Detokeniser
 
 def begun(text: str, stop: str) -> int:
     """Count the characters at the end of a text that another one begins with, but for all of it."""
-    return next((size for size in range(min(len(stop) - 1, len(text)), 0, -1) if text.endswith(stop[:size])), 0)
+    return next(
+        (
+            size
+            for size in range(min(len(stop) - 1, len(text)), 0, -1)
+            if text.endswith(stop[:size])
+        ),
+        0,
+    )
 
 
 class Writer:
@@ -21,16 +28,24 @@ class Writer:
         prompt: the tokens before.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()):
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()
+    ):
         self.detokeniser, self.stops = Detokeniser(tokenizer, prompt), stops
-        special = {str(token): index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+        special = {
+            str(token): index
+            for index, token in tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
         self.stop_ids = {special[stop] for stop in stops if stop in special}
         self.held = ""  # text that is not shown yet
         self.count = 0  # tokens that were read
         self.stopped = False
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Read tokens up to the one that completes a stop text, and give the text that may be shown by now."""
+        """Read tokens up to the one that completes a stop text, and give the text that may be shown
+        by now.
+        """
         for token in tokens:
             self.count += 1
             if token in self.stop_ids:

@@ -1,4 +1,6 @@
-"""Calls of tools: the form in which a chat template writes them, a grammar of it, and calls read from text as it comes."""
+"""Calls of tools: the form in which a chat template writes them, a grammar of it, and calls read
+from text as it comes.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ CONTENT = "paradraft says"
 
 @dataclass(frozen=True)
 class ToolForm:
-    """The form in which a template writes calls, and so its model: objects of a name and arguments, in a frame.
+    """The form in which a template writes calls, and so its model: objects of a name and arguments,
+    in a frame.
 
     Attributes:
         begin: before the first call.
@@ -49,17 +52,30 @@ class ToolForm:
         """
         tool = {
             "type": "function",
-            "function": {"name": PROBES[0], "description": "", "parameters": {"type": "object", "properties": {}}},
+            "function": {
+                "name": PROBES[0],
+                "description": "",
+                "parameters": {"type": "object", "properties": {}},
+            },
         }
         user = {"role": "user", "content": "a"}
-        if tokenizer.chat_template is None or PROBES[0] not in render_chat(tokenizer, [user], True, [tool]):
-            raise ValueError("the model's chat template has no tools: leave tools out, or set a template that has some.")
+        if tokenizer.chat_template is None or PROBES[0] not in render_chat(
+            tokenizer, [user], True, [tool]
+        ):
+            raise ValueError(
+                "the model's chat template has no tools: leave tools out, or set a template that "
+                "has some."
+            )
         special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         for names in (PROBES, PROBES[:1]):
-            calls = [{"type": "function", "id": name, "function": {"name": name, "arguments": {}}} for name in names]
+            calls = [
+                {"type": "function", "id": name, "function": {"name": name, "arguments": {}}}
+                for name in names
+            ]
             turn = {"role": "assistant", "content": CONTENT, "tool_calls": calls}
             try:
-                opened, whole = render_chat(tokenizer, [user], True), render_chat(tokenizer, [user, turn], False)
+                opened = render_chat(tokenizer, [user], True)
+                whole = render_chat(tokenizer, [user, turn], False)
             except ValueError:  # of several calls at once, which some templates refuse
                 continue
             _, shown, written = whole.rpartition(CONTENT)
@@ -68,16 +84,23 @@ class ToolForm:
             if len(found := [*CALL.finditer(written)]) < len(names):
                 continue
             end = written[found[-1].end() :]
-            end = end[: min((place for token in special if (place := end.find(token)) >= 0), default=None)].rstrip()
+            end = end[
+                : min((place for token in special if (place := end.find(token)) >= 0), default=None)
+            ].rstrip()
             between = written[found[0].end() : found[1].start()] if len(names) > 1 else None
             begin = written[: found[0].start()].lstrip()
             if not any(token in f"{begin}{between}" for token in special):
                 return cls(begin, between, end, *found[0].groups())
-        raise ValueError("the model's chat template writes calls in a form that is not known here: leave tools out.")
+        raise ValueError(
+            "the model's chat template writes calls in a form that is not known here: leave tools "
+            "out."
+        )
 
     @property
     def marker(self) -> str:
-        """The text that tells that calls begin: anywhere, or as the first of an answer where they have no frame."""
+        """The text that tells that calls begin: anywhere, or as the first of an answer where they
+        have no frame.
+        """
         return self.begin.rstrip() or "{"
 
     def head(self, name: str) -> str:
@@ -85,7 +108,8 @@ class ToolForm:
         return f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
 
     def grammar(self, ask: ChatRequest) -> str:
-        """Write the grammar of an answer to a request: text and then calls, or calls alone where one has to be made.
+        """Write the grammar of an answer to a request: text and then calls, or calls alone where
+        one has to be made.
 
         Raises:
             ValueError: a tool has to be called that is not offered.
@@ -104,14 +128,19 @@ class ToolForm:
         if wanted == "auto" and ask.answer_schema is not None:
             rules = [f"{rules[0]} | answer", f"answer: %json {spaced(ask.answer_schema)}"]
         elif wanted == "auto" and self.begin:
-            rules = [f"start: TEXT | begin {calls}", f"begin: marker {_quoted(self.begin[len(self.marker) :])}"]
+            rules = [
+                f"start: TEXT | begin {calls}",
+                f"begin: marker {_quoted(self.begin[len(self.marker) :])}",
+            ]
             rules += [f"marker[lazy]: TEXT {_quoted(self.marker)}", r"TEXT: /(.|\n)*/"]
         elif wanted == "auto":
             rules = [f"start: TEXT | {calls}", r"TEXT: /([^{](.|\n)*)?/"]
         rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(tools))))
         for number, tool in enumerate(tools):
             rules.append(f'call_{number}: {_quoted(self.head(tool["name"]))} args_{number} "}}"')
-            rules.append(f"args_{number}: %json {spaced(tool.get('parameters') or {'type': 'object'})}")
+            rules.append(
+                f"args_{number}: %json {spaced(tool.get('parameters') or {'type': 'object'})}"
+            )
         return LLMatcher.grammar_from_lark("%llguidance {}\n" + "\n".join(rules) + "\n")
 
 
@@ -121,7 +150,8 @@ def _quoted(text: str) -> str:
 
 
 class ToolReader:
-    """A reader of text with calls in it, as it comes; what may be the beginning of a call is held back.
+    """A reader of text with calls in it, as it comes; what may be the beginning of a call is held
+    back.
 
     Args:
         form: of the calls.
@@ -140,7 +170,8 @@ class ToolReader:
         """
         self.held += text
         if not self.begun:
-            place, keep = self.held.find(self.form.marker), 0 if over else begun(self.held, self.form.marker)
+            place = self.held.find(self.form.marker)
+            keep = 0 if over else begun(self.held, self.form.marker)
             self.begun = place >= 0 if self.form.begin else place == 0 and not self.shown
             shown = self.held[: place if self.begun else len(self.held) - keep]
             self.held, self.shown = self.held[len(shown) :], self.shown or bool(shown)
@@ -152,10 +183,17 @@ class ToolReader:
             except (ValueError, RecursionError):  # not all of it is there yet
                 return
             written, self.held = self.held[:end], self.held[end:]
-            if (name := call.get(self.form.name)) is None or not written[start:].startswith(self.form.head(name)):
+            if (name := call.get(self.form.name)) is None or not written[start:].startswith(
+                self.form.head(name)
+            ):
                 yield {"content": written}  # an answer in JSON
                 continue
             function = {"name": name, "arguments": written[start + len(self.form.head(name)) : -1]}
-            made = {"index": self.num_calls, "id": f"call_{uuid4().hex}", "type": "function", "function": function}
+            made = {
+                "index": self.num_calls,
+                "id": f"call_{uuid4().hex}",
+                "type": "function",
+                "function": function,
+            }
             self.num_calls += 1
             yield {"tool_calls": [made]}

@@ -37,10 +37,20 @@ from .target_states import TargetStates
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 PATIENCE = 600.0  # seconds for one answer of a server
-SENT = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")  # of a turn, as the protocol names them
+# of a turn, as the protocol names them
+SENT = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning_content",
+)
 
 
-def answered(row: Mapping[str, Any], text: str | None, ended: bool, said: Mapping[str, Any] = {}, **more: Any) -> dict[str, Any]:
+def answered(
+    row: Mapping[str, Any], text: str | None, ended: bool, said: Mapping[str, Any] = {}, **more: Any
+) -> dict[str, Any]:
     """Make a row of a prompt and its answer.
 
     Args:
@@ -48,13 +58,18 @@ def answered(row: Mapping[str, Any], text: str | None, ended: bool, said: Mappin
         text: the answer, without special tokens; None next to calls of tools.
         ended: whether it came to an end.
         said: what the answer's turn has in addition to its text: thoughts, calls of tools.
-        more: what else the row says: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
+        more: what else the row says: `ids` of prompt and answer, their `tokenizer`,
+            `prompt_tokens`.
     """
     written = {"finished": ended, **more}
     if "text" in row:
         return {"text": row["text"] + (text or ""), **written}
     tools = {"tools": row["tools"]} if "tools" in row else {}
-    return {"messages": [*row["messages"], {"role": "assistant", "content": text, **said}], **tools, **written}
+    return {
+        "messages": [*row["messages"], {"role": "assistant", "content": text, **said}],
+        **tools,
+        **written,
+    }
 
 
 @dataclass
@@ -104,7 +119,9 @@ class Target:
             "max_new_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "generation_config": json.loads(json.dumps(config, default=str, sort_keys=True)),
-            "drawn": [self.batch_size, self.seed] if self.temperature > 0 else None,  # what decides the draws
+            "drawn": [self.batch_size, self.seed]
+            if self.temperature > 0
+            else None,  # what decides the draws
         }
 
     def ids(self, row: Mapping[str, Any]) -> list[int]:
@@ -130,12 +147,15 @@ class Target:
             raise RefusedTurns("it has no tokens.")
         if max(ids) >= size:
             raise ValueError(
-                f"A prompt has the token {max(ids)}, and the target's embedding {size} rows: its tokenizer is another's."
+                f"A prompt has the token {max(ids)}, and the target's embedding {size} rows: its "
+                "tokenizer is another's."
             )
         length = len(ids) + self.max_new_tokens
         return self.context is None or length <= self.context
 
-    def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def answers(
+        self, rows: Mapping[int, Mapping[str, Any]], done: set[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Yield (number, answered row) for every row that is not in `done`, in any order.
 
         Args:
@@ -143,44 +163,87 @@ class Target:
             done: those of them that have their answers.
         """
         prompts = {index: self.ids(row) for index, row in rows.items()}
-        sizes = self.max_new_tokens, self.batch_size, self.batch_size * (TYPICAL_PROMPT + self.max_new_tokens)
+        sizes = (
+            self.max_new_tokens,
+            self.batch_size,
+            self.batch_size * (TYPICAL_PROMPT + self.max_new_tokens),
+        )
         if self.joins and self.temperature == 0 and can_join(self.model, self.drafter):
-            waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))  # short ones need not wait
+            # short ones need not wait
+            waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))
             encoded = [prompts[index] for index in waiting]
             drafter, done = self._helper(), {*done}
-            options = {"drafter": drafter, "pad_token_id": self.tokenizer.pad_token_id, **stopping(self.model, self.tokenizer)}
+            options = {
+                "drafter": drafter,
+                "pad_token_id": self.tokenizer.pad_token_id,
+                **stopping(self.model, self.tokenizer),
+            }
             try:
                 for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
                     done.add(waiting[number])
-                    yield waiting[number], self._answered(rows[waiting[number]], encoded[number], ids, drafter, number)
+                    yield (
+                        waiting[number],
+                        self._answered(
+                            rows[waiting[number]], encoded[number], ids, drafter, number
+                        ),
+                    )
             except Refused as error:
-                logger.warning_once("Prompts cannot join a running batch here (%s): they are answered batch by batch.", error)
+                logger.warning_once(
+                    "Prompts cannot join a running batch here (%s): they are answered batch by "
+                    "batch.",
+                    error,
+                )
                 self.joins = False
         for batch in batches({index: len(ids) for index, ids in prompts.items()}, *sizes):
             if not done.issuperset(batch):
                 drafter = self._helper()
-                for number, (index, ids) in enumerate(zip(batch, self._together(batch, prompts, drafter), strict=True)):
+                for number, (index, ids) in enumerate(
+                    zip(batch, self._together(batch, prompts, drafter), strict=True)
+                ):
                     if index not in done:
-                        yield index, self._answered(rows[index], prompts[index], ids, drafter, number)
+                        yield (
+                            index,
+                            self._answered(rows[index], prompts[index], ids, drafter, number),
+                        )
 
     def _helper(self) -> Drafter | None:
         """Make the drafter of some prompts, which catches their states where those are wanted."""
-        return self.drafter if self.states is None else Catching(self.drafter or NoDrafter(), self.states.stored_keys)
+        return (
+            self.drafter
+            if self.states is None
+            else Catching(self.drafter or NoDrafter(), self.states.stored_keys)
+        )
 
-    def _together(self, batch: list[int], prompts: dict[int, list[int]], drafter: Drafter | None) -> list[list[int]]:
-        """Generate new tokens for one batch, padding included; seeded per batch, so that a repeated one draws alike."""
+    def _together(
+        self, batch: list[int], prompts: dict[int, list[int]], drafter: Drafter | None
+    ) -> list[list[int]]:
+        """Generate new tokens for one batch, padding included; seeded per batch, so that a repeated
+        one draws alike.
+        """
         torch.manual_seed(self.seed + batch[0])
-        inputs = self.tokenizer.pad({"input_ids": [prompts[index] for index in batch]}, return_tensors="pt")
-        options = {"max_new_tokens": self.max_new_tokens, **sampling(self.temperature), **stopping(self.model, self.tokenizer)}
+        inputs = self.tokenizer.pad(
+            {"input_ids": [prompts[index] for index in batch]}, return_tensors="pt"
+        )
+        options = {
+            "max_new_tokens": self.max_new_tokens,
+            **sampling(self.temperature),
+            **stopping(self.model, self.tokenizer),
+        }
         if drafter is not None:
             options["assistant_model"] = drafter
         written = self.model.generate(**inputs.to(self.model.device), **options)
         return written[:, inputs["input_ids"].shape[1] :].tolist()
 
     def _answered(
-        self, row: Mapping[str, Any], prompt: list[int], ids: list[int], drafter: Drafter | None, number: int
+        self,
+        row: Mapping[str, Any],
+        prompt: list[int],
+        ids: list[int],
+        drafter: Drafter | None,
+        number: int,
     ) -> dict[str, Any]:
-        """Make a row of the new tokens up to the one that ends them, as text and as ids: templates do not reproduce those.
+        """Make a row of the new tokens up to the one that ends them, as text and as ids: templates
+        do not reproduce those.
 
         Args:
             row: the prompt.
@@ -196,11 +259,16 @@ class Target:
             self.states.keep(torch.tensor([*prompt, *ids][: self.max_length]), drafter.take(number))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
         text = text_after(self.tokenizer, prompt, ids)
-        return answered(row, text, ended, {}, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)
+        return answered(
+            row, text, ended, {}, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled
+        )
 
 
-def batches(lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_slots: int) -> Iterator[list[int]]:
-    """Yield the numbers of prompts in batches of similar length: a long prompt would make a whole batch of short ones wait.
+def batches(
+    lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_slots: int
+) -> Iterator[list[int]]:
+    """Yield the numbers of prompts in batches of similar length: a long prompt would make a whole
+    batch of short ones wait.
 
     Args:
         lengths: of the prompts, by their numbers.
@@ -210,7 +278,10 @@ def batches(lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_s
     """
     waiting: list[int] = []
     for index in sorted(lengths, key=lambda number: (lengths[number], number)):
-        if waiting and (len(waiting) == batch_size or (len(waiting) + 1) * (lengths[index] + max_new_tokens) > num_slots):
+        if waiting and (
+            len(waiting) == batch_size
+            or (len(waiting) + 1) * (lengths[index] + max_new_tokens) > num_slots
+        ):
             yield waiting
             waiting = []
         waiting.append(index)
@@ -257,16 +328,24 @@ class Server:
             "drawn": [self.seed] if self.temperature > 0 else None,
         }
 
-    def answers(self, rows: Mapping[int, Mapping[str, Any]], done: set[int]) -> Iterator[tuple[int, dict[str, Any]]]:
+    def answers(
+        self, rows: Mapping[int, Mapping[str, Any]], done: set[int]
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Implement `Target.answers`.
 
         Raises:
             OSError: the server refuses, or does not answer.
         """
         with ThreadPoolExecutor(self.batch_size) as pool:
-            asked = {pool.submit(self._ask, index, row): index for index, row in rows.items() if index not in done}
+            asked = {
+                pool.submit(self._ask, index, row): index
+                for index, row in rows.items()
+                if index not in done
+            }
             failure: BaseException | None = None
-            refused: list[tuple[int, dict[str, Any]]] = []  # until one is answered: it may be the call that is wrong
+            refused: list[
+                tuple[int, dict[str, Any]]
+            ] = []  # until one is answered: it may be the call that is wrong
             answered_one, open_ = bool(done), set(asked)
             try:
                 while open_:
@@ -276,7 +355,8 @@ class Server:
                             index, (row, accepted) = asked[future], future.result()
                             answered_one = answered_one or accepted
                             refused.append((index, row))
-                        elif failure is None:  # what is under way is waited for, and no more is asked
+                        # what is under way is waited for, and no more is asked
+                        elif failure is None:
                             failure = error
                             open_ = {other for other in open_ if not other.cancel()}
                     if answered_one:
@@ -287,14 +367,19 @@ class Server:
             if failure is not None:
                 raise failure
             if refused:
-                raise OSError(f"{self.base_url} refuses every prompt, as the warnings say: look at --target and the options.")
+                raise OSError(
+                    f"{self.base_url} refuses every prompt, as the warnings say: look at --target "
+                    "and the options."
+                )
 
     def _ask(self, index: int, row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Ask for one answer: the answered row, and whether the server took the prompt."""
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         body = {
             "model": self.model,
-            "messages": [{name: turn[name] for name in SENT if name in turn} for turn in row["messages"]],
+            "messages": [
+                {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
+            ],
             "max_tokens": self.max_new_tokens,
             "temperature": self.temperature,
             "seed": self.seed + index,
@@ -313,16 +398,26 @@ class Server:
             text, calls = message.get("content"), message.get("tool_calls") or None
             if not isinstance(calls, list | None):
                 raise ValueError(f"calls of tools that are no list: {str(choice)[:200]}")
-            thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
+            thought = next(
+                (
+                    message[name]
+                    for name in THOUGHTS
+                    if isinstance(message.get(name), str) and message[name]
+                ),
+                None,
+            )
             if not isinstance(text, str | None) or ("content" not in message and calls is None):
                 raise ValueError(f"an answer without text: {str(choice)[:200]}")
             whole_characters(json.dumps(message, ensure_ascii=False))
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
-                f"{url} did not answer prompt {index + 1} ({type(error).__name__}: {error}). What it has answered is "
-                "kept: the same call goes on."
+                f"{url} did not answer prompt {index + 1} ({type(error).__name__}: {error}). What "
+                "it has answered is kept: the same call goes on."
             ) from error
         said = {"reasoning_content": thought, "tool_calls": calls}
-        text = text if text or calls else text or ""  # all of its tokens may have gone into thoughts
+        # all of its tokens may have gone into thoughts
+        text = text if text or calls else text or ""
         whole = reason in ("stop", "tool_calls") and bool(text or calls)
-        return answered(row, text, whole, {name: value for name, value in said.items() if value is not None}), True
+        return answered(
+            row, text, whole, {name: value for name, value in said.items() if value is not None}
+        ), True

@@ -1,4 +1,6 @@
-"""The target's states of texts, caught in the forwards that write them: a training need not run it for those again."""
+"""The target's states of texts, caught in the forwards that write them: a training need not run it
+for those again.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,16 @@ from ..protocol.drafter import FeatureKey
 
 
 class Catching(Drafter):
-    """A drafter that drafts as another does, and keeps what the target's forwards bring of every text.
+    """A drafter that drafts as another does, and keeps what the target's forwards bring of every
+    text.
 
     Args:
         drafter: guesses.
         keys: the states that are kept.
 
     Attributes:
-        texts: by the number of each text, in the order in which they begin: its states so far, `(f, hidden)` in pieces.
+        texts: by the number of each text, in the order in which they begin: its states so far, `(f,
+            hidden)` in pieces.
         begun: how many have begun.
     """
 
@@ -46,7 +50,9 @@ class Catching(Drafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Implement `Drafter.start_drafting`."""
-        return CatchingDrafting(self, self.drafter.start_drafting(target, max_length), self.drafter.needs(target))
+        return CatchingDrafting(
+            self, self.drafter.start_drafting(target, max_length), self.drafter.needs(target)
+        )
 
     def begin(self, count: int) -> list[int]:
         """Give numbers to texts that begin."""
@@ -56,7 +62,9 @@ class Catching(Drafter):
         return numbers
 
     def take(self, number: int) -> dict[FeatureKey, Tensor]:
-        """Hand over the states of a text that has ended, `(n, hidden)`: of all its tokens but the newest."""
+        """Hand over the states of a text that has ended, `(n, hidden)`: of all its tokens but the
+        newest.
+        """
         return {key: torch.cat(pieces) for key, pieces in self.texts.pop(number).items()}
 
 

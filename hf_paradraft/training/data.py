@@ -1,4 +1,6 @@
-"""Texts and chats as tokens with loss masks: only what the drafter will have to write carries a label."""
+"""Texts and chats as tokens with loss masks: only what the drafter will have to write carries a
+label.
+"""
 
 import hashlib
 import json
@@ -21,8 +23,12 @@ ANSWER = "paradraftanswer"  # no template has it
 OPENS, CLOSES = "<think>", "</think>"  # around thoughts, where a template has no place for them
 
 
-def encode_text(tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True) -> dict[str, list[int]]:
-    """Tokenise and label a whole text, the end-of-text token last if it is `finished`, so that the drafter learns to stop."""
+def encode_text(
+    tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True
+) -> dict[str, list[int]]:
+    """Tokenise and label a whole text, the end-of-text token last if it is `finished`, so that the
+    drafter learns to stop.
+    """
     ids = tokenizer(text)["input_ids"]
     if finished and tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
         ids = [*ids, tokenizer.eos_token_id]
@@ -37,9 +43,10 @@ def encode_chat(
 ) -> dict[str, list[int]]:
     """Label assistant turns, with the token that ends them; everything else is ignored.
 
-    The last answer stands as it is after what opens its turn, whatever the template would make of it: some leave out what was
-    thought, or put an empty thought in front. Thoughts next to it stand before it as the template shows them. Where a template
-    rewrites earlier turns, only what follows is learned.
+    The last answer stands as it is after what opens its turn, whatever the template would make of
+    it: some leave out what was thought, or put an empty thought in front. Thoughts next to it stand
+    before it as the template shows them. Where a template rewrites earlier turns, only what follows
+    is learned.
 
     Args:
         tokenizer: has a chat template.
@@ -53,17 +60,32 @@ def encode_chat(
     """
     ids: list[int] = []
     labels: list[int] = []
-    text, ends = "", {index: str(token) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    text = ""
+    ends = {
+        index: str(token)
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if token.special
+    }
 
     def append(more: str, labelled: bool) -> None:
         nonlocal text
-        answered = bool(labels) and labels[-1] != IGNORED and not text.rstrip().endswith(tuple(ends.values()))
-        # As the end of the text, if that leaves the tokens before alone: some tokenizers put a space before what begins a text.
+        answered = (
+            bool(labels)
+            and labels[-1] != IGNORED
+            and not text.rstrip().endswith(tuple(ends.values()))
+        )
+        # As the end of the text, if that leaves the tokens before alone: some tokenizers put a
+        # space before what begins a text.
         whole = tokenizer(text + more, add_special_tokens=False)["input_ids"]
-        piece = whole[len(ids) :] if whole[: len(ids)] == ids else tokenizer(more, add_special_tokens=False)["input_ids"]
+        piece = (
+            whole[len(ids) :]
+            if whole[: len(ids)] == ids
+            else tokenizer(more, add_special_tokens=False)["input_ids"]
+        )
         ids.extend(piece)
         labels.extend(piece if labelled else [IGNORED] * len(piece))
-        if answered and piece[:1] and piece[0] in ends:  # the next turn's marker is what ends an answer
+        # the next turn's marker is what ends an answer
+        if answered and piece[:1] and piece[0] in ends:
             labels[-len(piece)] = piece[0]
         text += more
 
@@ -77,18 +99,27 @@ def encode_chat(
         if index + 1 == len(messages) and not message.get("tool_calls"):
             closing = _around(tokenizer, messages, tools)[1] if finished else ""
             append(_answer(tokenizer, messages, opened, tools) + closing, _is_learned(message))
-            if finished and not closing.strip():  # the template writes the end of an answer as what opens the next turn
+            # the template writes the end of an answer as what opens the next turn
+            if finished and not closing.strip():
                 with suppress(RefusedTurns):
-                    more = render_chat(tokenizer, [*messages, {"role": "user", "content": ANSWER}], False, tools)
+                    more = render_chat(
+                        tokenizer, [*messages, {"role": "user", "content": ANSWER}], False, tools
+                    )
                     after = more[len(text) :] if more.startswith(text) else ""
-                    append(next((end for end in ends.values() if after.startswith(end)), ""), _is_learned(message))
-        elif (turn := render_chat(tokenizer, messages[: index + 1], False, tools)).startswith(opened):
+                    append(
+                        next((end for end in ends.values() if after.startswith(end)), ""),
+                        _is_learned(message),
+                    )
+        elif (turn := render_chat(tokenizer, messages[: index + 1], False, tools)).startswith(
+            opened
+        ):
             append(turn[len(opened) :], _is_learned(message))
     return {"input_ids": ids, "labels": labels}
 
 
 def _is_learned(turn: dict[str, Any]) -> bool:
-    """Tell whether a turn is to be learned: sets mark those that are not by a weight of 0, or by `loss` or `train`.
+    """Tell whether a turn is to be learned: sets mark those that are not by a weight of 0, or by
+    `loss` or `train`.
 
     Raises:
         ValueError: a weight between, which is not known here.
@@ -99,64 +130,92 @@ def _is_learned(turn: dict[str, Any]) -> bool:
     return all(marks.values())
 
 
-def _opened(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
-    """Render everything before the last turn's answer; templates render no empty conversation, so a first turn is cut."""
+def _opened(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+) -> str:
+    """Render everything before the last turn's answer; templates render no empty conversation, so a
+    first turn is cut.
+    """
     if len(messages) > 1:
         return render_chat(tokenizer, messages[:-1], True, tools)
     return _around(tokenizer, messages, tools)[0]
 
 
 def _answer(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], opened: str, tools: list[dict[str, Any]] | None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    opened: str,
+    tools: list[dict[str, Any]] | None,
 ) -> str:
-    """Render what the target wrote in the last turn: thoughts, if there are some, and the answer."""
+    """Render what the target wrote in the last turn: thoughts, if there are some, and the
+    answer.
+    """
     *before, last = messages
     thought, content = last.get("reasoning_content"), last["content"] or ""
     if thought is None:
         if content.lstrip().startswith(OPENS) and opened.rstrip().endswith(OPENS):
             logger.warning_once(
-                f"Answers begin with {OPENS}, which the chat template has opened already: they are learned with both, as "
-                f"they stand. If the target writes it once, take it off the rows, or put thoughts under {THOUGHTS[0]}."
+                f"Answers begin with {OPENS}, which the chat template has opened already: they are "
+                "learned with both, as they stand. If the target writes it once, take it off the "
+                f"rows, or put thoughts under {THOUGHTS[0]}."
             )
         return content
     shown = render_chat(tokenizer, [*before, {**last, "content": ANSWER}], False, tools)
-    if shown.startswith(opened) and thought.strip() in (begun := shown[len(opened) :].rpartition(ANSWER)[0]):
+    if shown.startswith(opened) and thought.strip() in (
+        begun := shown[len(opened) :].rpartition(ANSWER)[0]
+    ):
         return begun + content
     opening = "" if opened.rstrip().endswith(OPENS) else f"{OPENS}\n"
     return f"{opening}{thought}\n{CLOSES}\n\n{content}"
 
 
 def _around(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
 ) -> tuple[str, str]:
     """Render what a template puts before the last answer, and after it."""
     *before, last = messages
     bare = {name: value for name, value in last.items() if name not in THOUGHTS}
     shown = render_chat(tokenizer, [*before, {**bare, "content": ANSWER}], False, tools)
     if ANSWER not in shown:
-        raise ValueError("The chat template does not show the assistant's answer, so it cannot be learned.")
+        raise ValueError(
+            "The chat template does not show the assistant's answer, so it cannot be learned."
+        )
     head, _, tail = shown.rpartition(ANSWER)
     return head, tail
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash a tokenizer's vocabulary, to tell apart tokenizers whose ids mean other tokens."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[
+        :16
+    ]
 
 
 def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Read the tokens that the target wrote from a row of `regenerate`; the prompt of a chat carries no labels.
+    """Read the tokens that the target wrote from a row of `regenerate`; the prompt of a chat
+    carries no labels.
 
     Raises:
         ValueError: they are no tokens.
     """
     ids, unlabelled = row["ids"], row.get("prompt_tokens") or 0
-    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in [*ids, unlabelled]):
-        raise ValueError(f"'ids' must be a list of token ids, and 'prompt_tokens' a number, but are {reprlib.repr(ids)}.")
+    if not isinstance(ids, list) or not all(
+        type(token) is int and token >= 0 for token in [*ids, unlabelled]
+    ):
+        raise ValueError(
+            "'ids' must be a list of token ids, and 'prompt_tokens' a number, but are "
+            f"{reprlib.repr(ids)}."
+        )
     return {"input_ids": list(ids), "labels": [IGNORED] * unlabelled + ids[unlabelled:]}
 
 
-def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int) -> Dataset:
+def encode_rows(
+    rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+) -> Dataset:
     """Tokenise every row; cut at `max_length`; leave out rows in which nothing is left to learn.
 
     Rows that `regenerate` wrote with this tokenizer have their tokens already.
@@ -165,7 +224,8 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
         Columns `input_ids`, `labels` (`labels[t]` belongs to token `t`) and `length`.
 
     Raises:
-        ValueError: no row carries a label, or one is neither a text nor a chat; the message says which.
+        ValueError: no row carries a label, or one is neither a text nor a chat; the message says
+            which.
     """
     samples: list[dict[str, Any]] = []
     refused: list[str] = []
@@ -173,7 +233,9 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
     for count, row in enumerate(tqdm(rows, desc="tokenise", unit="rows", leave=False), 1):
         try:
             if row.get("finished") not in (True, False, None):
-                raise ValueError(f"'finished' must be true or false, but is {reprlib.repr(row['finished'])}.")
+                raise ValueError(
+                    f"'finished' must be true or false, but is {reprlib.repr(row['finished'])}."
+                )
             finished = row.get("finished") is not False
             if row.get("tokenizer") == ours and "ids" in row:
                 encoded = encode_written(row)
@@ -191,11 +253,18 @@ def encode_rows(rows: Iterable[dict[str, Any]], tokenizer: PreTrainedTokenizerBa
             samples.append({"input_ids": ids, "labels": labels, "length": len(ids)})
     leave_out(refused, count)
     if (empty := count - len(refused) - len(samples)) and samples:
-        logger.warning("%d of %d rows have no token to learn within max_length=%d: left out.", empty, count, max_length)
+        logger.warning(
+            "%d of %d rows have no token to learn within max_length=%d: left out.",
+            empty,
+            count,
+            max_length,
+        )
     if not samples:
         raise ValueError(
             f"None of the {count} rows has a token to learn within max_length={max_length}: "
             "chats need assistant turns, and texts more than one token."
         )
     numbers = Sequence(Value("int32"))
-    return Dataset.from_list(samples, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")}))
+    return Dataset.from_list(
+        samples, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")})
+    )

@@ -1,25 +1,36 @@
-"""Training texts apart from what drafters are measured on: none may share a run of 13 words with it (Brown et al., 2020, C)."""
+"""Training texts apart from what drafters are measured on: none may share a run of 13 words with it
+(Brown et al., 2020, C).
+"""
 
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 WORDS = 13  # of a run
-SHORT = 5  # words of a text that is shorter than a run, and counts as one; fewer are names and roles
-WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]+")  # Chinese and Japanese have no spaces
+SHORT = (
+    5  # words of a text that is shorter than a run, and counts as one; fewer are names and roles
+)
+# Chinese and Japanese have no spaces
+WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]+")
 
 
 def texts_in(row: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, at any nesting depth, but for system turns, which all rows of a set may share."""
+    """Yield every text in a JSON value, at any nesting depth, but for system turns, which all rows
+    of a set may share.
+    """
     if isinstance(row, str):
         yield row
-    elif isinstance(row, dict | list) and not (isinstance(row, dict) and "system" in (row.get("role"), row.get("from"))):
+    elif isinstance(row, dict | list) and not (
+        isinstance(row, dict) and "system" in (row.get("role"), row.get("from"))
+    ):
         for part in row.values() if isinstance(row, dict) else row:
             yield from texts_in(part)
 
 
 def runs_in(row: Any) -> set[tuple[str, ...]]:
-    """Collect the runs of 13 consecutive words in a row's texts, without case and punctuation, and shorter texts as they are."""
+    """Collect the runs of 13 consecutive words in a row's texts, without case and punctuation, and
+    shorter texts as they are.
+    """
     runs: set[tuple[str, ...]] = set()
     for text in texts_in(row):
         words = WORD.findall(text.lower())

@@ -14,7 +14,8 @@ from ..outer_names import get_length_grouped_indices
 class LengthGroups(Sampler[int]):
     """Samples of similar length together, in an order that depends on the seed and the epoch alone.
 
-    transformers' own draws its order from the global generator, so a run that is resumed in a later epoch gets another one.
+    transformers' own draws its order from the global generator, so a run that is resumed in a later
+    epoch gets another one.
 
     Args:
         lengths: of all samples.
@@ -52,7 +53,8 @@ class CountEpochs(TrainerCallback):
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` whose resumed run is the run that would have been; datasets have a column `length`.
+    """A `Trainer` whose resumed run is the run that would have been; datasets have a column
+    `length`.
 
     It stops where the loss is no number any more, before weights that are none are saved.
     """
@@ -71,8 +73,8 @@ class ResumableTrainer(Trainer):
         loss = super().training_step(*args, **kwargs)
         if not torch.isfinite(loss).all():
             raise ValueError(
-                f"The loss is {loss.item()} in step {self.state.global_step + 1}: lower the learning rate "
-                f"({self.args.learning_rate:g}). What was saved before is as it was."
+                f"The loss is {loss.item()} in step {self.state.global_step + 1}: lower the "
+                f"learning rate ({self.args.learning_rate:g}). What was saved before is as it was."
             )
         return loss
 
@@ -82,10 +84,15 @@ class ResumableTrainer(Trainer):
             return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        if self.state.global_step < self.state.max_steps:  # else it is resumed, and has made all its steps
+        # else it is resumed, and has made all its steps
+        if self.state.global_step < self.state.max_steps:
             super()._run_epoch(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        batch_size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        batch_size = (
+            self.args.train_batch_size
+            * self.args.gradient_accumulation_steps
+            * self.args.world_size
+        )
         return LengthGroups(list(dataset["length"]), batch_size, self.args.seed)

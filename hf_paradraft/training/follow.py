@@ -1,4 +1,6 @@
-"""A drafter that follows a target which is being trained (Online Speculative Decoding, arXiv 2310.07177, section 4)."""
+"""A drafter that follows a target which is being trained (Online Speculative Decoding, arXiv
+2310.07177, section 4).
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ import numpy as np
 import torch
 from accelerate.state import GradientState
 from torch import LongTensor, nn
-from transformers import PreTrainedModel, PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    PreTrainedModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from transformers.utils import logging
 
 from ..outer_names import innermost
@@ -44,13 +52,16 @@ class Lesson:
 
 
 class FollowTarget(TrainerCallback):
-    """A callback that teaches a drafter, every few steps of its target's trainer, what the target writes by now.
+    """A callback that teaches a drafter, every few steps of its target's trainer, what the target
+    writes by now.
 
-    The newest texts of the calls that the drafter assists are kept. A lesson takes short steps of the kind's own loss on them, on
-    states of the target as it is then, and its weights are used only if texts that were held back are guessed better with them.
-    The target's training goes on as if nothing had happened: weights, gradients and random numbers are as they were.
+    The newest texts of the calls that the drafter assists are kept. A lesson takes short steps of
+    the kind's own loss on them, on states of the target as it is then, and its weights are used
+    only if texts that were held back are guessed better with them. The target's training goes on as
+    if nothing had happened: weights, gradients and random numbers are as they were.
 
-    Trainings of several processes leave the drafter as it is. Without a trainer, call `learn(target)` whenever there is time.
+    Trainings of several processes leave the drafter as it is. Without a trainer, call
+    `learn(target)` whenever there is time.
 
     Args:
         drafter: that assists, as by `set_drafter(target, drafter)`; it is changed in place.
@@ -64,7 +75,8 @@ class FollowTarget(TrainerCallback):
         lessons: of all attempts.
 
     Raises:
-        ValueError: the drafter is of a kind or a form that does not learn here, or a number is below 1.
+        ValueError: the drafter is of a kind or a form that does not learn here, or a number is
+            below 1.
     """
 
     def __init__(
@@ -77,18 +89,28 @@ class FollowTarget(TrainerCallback):
         batch_size: int = 8,
     ):
         if least := [number for number in (every, max_tokens, num_steps, batch_size) if number < 1]:
-            raise ValueError(f"every, max_tokens, num_steps and batch_size have to be 1 at least, and one is {least[0]}.")
+            raise ValueError(
+                "every, max_tokens, num_steps and batch_size have to be 1 at least, and one is "
+                f"{least[0]}."
+            )
         if getattr(type(drafter), "training_options", None) is None:
-            raise ValueError(f"{type(drafter).__name__} is of no kind that is trained here: it cannot follow its target.")
+            raise ValueError(
+                f"{type(drafter).__name__} is of no kind that is trained here: it cannot follow "
+                "its target."
+            )
         try:
             from .run import options_of  # training needs packages that drafting does not
         except ModuleNotFoundError as error:
-            raise ImportError(f"Lessons need {error.name}, which is not installed: pip install 'hf-paradraft[train]'.") from error
+            raise ImportError(
+                f"Lessons need {error.name}, which is not installed: pip install "
+                "'hf-paradraft[train]'."
+            ) from error
         options_of(type(drafter)).check_drafter(drafter)
         self.drafter, self.every, self.max_tokens = drafter, every, max_tokens
         self.num_steps, self.learning_rate, self.batch_size = num_steps, learning_rate, batch_size
         self.lessons: list[Lesson] = []
-        self.texts: deque[tuple[bool, list[int], int]] = deque()  # whether it is held out, its tokens, how many were given
+        # whether it is held out, its tokens, how many were given
+        self.texts: deque[tuple[bool, list[int], int]] = deque()
         self.num_texts, self.num_tokens = 0, 0
         self.pupil: Any = None  # in fp32, so that small steps add up
         drafter.listener = self
@@ -111,10 +133,19 @@ class FollowTarget(TrainerCallback):
     def __reduce__(self) -> tuple:
         return type(None), ()
 
-    def on_step_end(self, args: TrainingArguments, state: Any, control: Any, model: nn.Module | None = None, **kwargs: Any):
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: Any,
+        control: Any,
+        model: nn.Module | None = None,
+        **kwargs: Any,
+    ):
         """Give a lesson where it is time for one."""
         if args.world_size > 1:  # whose processes see other texts, and would wait for each other
-            logger.warning_once("Lessons are given in trainings of one process: the drafter stays as it is.")
+            logger.warning_once(
+                "Lessons are given in trainings of one process: the drafter stays as it is."
+            )
         elif model is not None and state.global_step % self.every == 0:
             try:
                 self.learn(model, state.global_step, args)
@@ -128,22 +159,35 @@ class FollowTarget(TrainerCallback):
         arguments: TrainingArguments | None = None,
         interrupted: Callable[[], bool] | None = None,
     ) -> Lesson | None:
-        """Give a lesson; the drafter has the better weights after it. None: there are too few texts yet, or it was given up.
+        """Give a lesson; the drafter has the better weights after it. None: there are too few texts
+        yet, or it was given up.
 
         Args:
             target: the model that the texts are of, or what is wrapped around it.
             step: of its trainer.
             arguments: of its trainer, whose devices and number formats hold for the lesson too.
-            interrupted: asked after every text whether the lesson is to be given up, with nothing learned; default: never.
+            interrupted: asked after every text whether the lesson is to be given up, with nothing
+                learned; default: never.
         """
         begun, model = time.perf_counter(), innermost(target)
         rows = len(model.get_input_embeddings().weight)
-        whole = [text for text in self.texts if len(text[1]) > 2 and 0 <= min(text[1]) <= max(text[1]) < rows]  # no images
+        # no images
+        whole = [
+            text
+            for text in self.texts
+            if len(text[1]) > 2 and 0 <= min(text[1]) <= max(text[1]) < rows
+        ]
         learned, judged = ([text for text in whole if text[0] == held] for held in (False, True))
         if not learned or not judged:
             return None
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
-            trainer = self._trainer(model, (learned, judged), folder, arguments, self.batch_size if interrupted is None else 1)
+            trainer = self._trainer(
+                model,
+                (learned, judged),
+                folder,
+                arguments,
+                self.batch_size if interrupted is None else 1,
+            )
             if interrupted is not None:
                 trainer.add_callback(_Interruption(interrupted))
             old, kept = copy.deepcopy(self.pupil.state_dict()), False
@@ -155,7 +199,9 @@ class FollowTarget(TrainerCallback):
                 except ValueError as error:  # the loss is no number any more
                     logger.warning("The drafter has learned nothing. %s", error)
                 if kept := after is not None and after < before:
-                    for mine, taught in zip(self.drafter.parameters(), self.pupil.parameters(), strict=True):
+                    for mine, taught in zip(
+                        self.drafter.parameters(), self.pupil.parameters(), strict=True
+                    ):
                         mine.data.copy_(taught.data)
             except _GivenUp:
                 return None
@@ -174,7 +220,9 @@ class FollowTarget(TrainerCallback):
         arguments: TrainingArguments | None,
         at_once: int,
     ) -> Trainer:
-        """Make the trainer of the kind's own run, with the options that the drafter was trained with."""
+        """Make the trainer of the kind's own run, with the options that the drafter was trained
+        with.
+        """
         from datasets import Dataset
 
         from .data import IGNORED
@@ -190,7 +238,8 @@ class FollowTarget(TrainerCallback):
         outer: dict[str, Any] = {}
         if arguments is not None:
             outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}
-            outer["accelerator_config"] = {"use_configured_state": True}  # else its trainer's is reset
+            # else its trainer's is reset
+            outer["accelerator_config"] = {"use_configured_state": True}
         elif self.pupil.device.type == "cpu":
             outer["use_cpu"] = True
         inner = TrainingArguments(
@@ -212,7 +261,11 @@ class FollowTarget(TrainerCallback):
         sets = [
             Dataset.from_list(
                 [
-                    {"input_ids": tokens, "labels": [IGNORED] * prompt + tokens[prompt:], "length": len(tokens)}
+                    {
+                        "input_ids": tokens,
+                        "labels": [IGNORED] * prompt + tokens[prompt:],
+                        "length": len(tokens),
+                    }
                     for _, tokens, prompt in part
                 ]
             )
@@ -243,10 +296,13 @@ class _Interruption(TrainerCallback):
 
 @contextmanager
 def _untouched(target: PreTrainedModel) -> Iterator[None]:
-    """Leave a model's gradients and mode, its trainer's state and all random numbers as they were."""
+    """Leave a model's gradients and mode, its trainer's state and all random numbers as they
+    were.
+    """
     learned = [parameter for parameter in target.parameters() if parameter.requires_grad]
     modes = {part: part.training for part in target.modules()}
-    luck, luck_of_numpy, steps = random.getstate(), np.random.get_state(), dict(GradientState._shared_state)
+    luck, luck_of_numpy = random.getstate(), np.random.get_state()
+    steps = dict(GradientState._shared_state)
     with torch.random.fork_rng(), torch.enable_grad():
         target.eval()
         for parameter in learned:

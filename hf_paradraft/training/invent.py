@@ -1,4 +1,6 @@
-"""Invented prompts: what a chat model writes itself where its template opens the user's turn (Magpie, section 2)."""
+"""Invented prompts: what a chat model writes itself where its template opens the user's turn
+(Magpie, section 2).
+"""
 
 import json
 from pathlib import Path
@@ -17,20 +19,29 @@ BARREN = 128  # turns in a row without a new prompt, after which it is given up
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
-    """Find the ids of the template up to where the user's first words stand, and the token that ends the user's turn.
+    """Find the ids of the template up to where the user's first words stand, and the token that
+    ends the user's turn.
 
     Raises:
-        ValueError: there is no chat template, or it does not show where a turn ends, or ends it with ordinary text.
+        ValueError: there is no chat template, or it does not show where a turn ends, or ends it
+            with ordinary text.
     """
-    before, mark, after = render_chat(tokenizer, [{"role": "user", "content": MARK}], False).partition(MARK)
+    before, mark, after = render_chat(
+        tokenizer, [{"role": "user", "content": MARK}], False
+    ).partition(MARK)
     ending = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"] if mark else []
     if not ending:
-        raise ValueError("The chat template does not show where a user's turn begins and ends: prompts cannot be invented.")
-    # Ordinary tokens occur within a prompt too, and the same text can be other tokens: only one of its own ends a turn for sure.
+        raise ValueError(
+            "The chat template does not show where a user's turn begins and ends: prompts cannot "
+            "be invented."
+        )
+    # Ordinary tokens occur within a prompt too, and the same text can be other tokens: only one of
+    # its own ends a turn for sure.
     if ending[0] not in {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
         raise ValueError(
-            f"The chat template ends a user's turn with ordinary text ({after.strip()!r}), which a prompt may hold itself: "
-            "prompts cannot be invented. Give prompts of your own instead, with --prompts."
+            f"The chat template ends a user's turn with ordinary text ({after.strip()!r}), which a "
+            "prompt may hold itself: prompts cannot be invented. Give prompts of your own instead, "
+            "with --prompts."
         )
     return tokenizer(before, add_special_tokens=False)["input_ids"], ending[0]
 
@@ -47,16 +58,19 @@ def invent(
     seed: int = 0,
     overwrite: bool = False,
 ) -> int:
-    """Write `count` different prompts as JSON lines `{"messages": [the user's turn], "batch": its number}`, or go on writing.
+    """Write `count` different prompts as JSON lines `{"messages": [the user's turn], "batch": its
+    number}`, or go on writing.
 
-    How they are made is kept next to them. A file that has as many or more is left as it is: the first `count` are those.
+    How they are made is kept next to them. A file that has as many or more is left as it is: the
+    first `count` are those.
 
     Args:
         target: a chat model.
         tokenizer: its, with a chat template.
         count: of prompts.
         output: grows by a batch at a time.
-        max_tokens: of a prompt; turns that do not end by then are dropped, as are repeated and empty ones.
+        max_tokens: of a prompt; turns that do not end by then are dropped, as are repeated and
+            empty ones.
         batch_size: turns sampled together.
         temperature: of sampling.
         seed: of sampling.
@@ -94,17 +108,23 @@ def invent(
     seen = {row["messages"][0]["content"] for row in rows}
     fruitful = rows[-1].get("batch") if rows else -1
     if type(fruitful) is not int:
-        raise ValueError(f"{output} was changed by others: pass --overwrite to invent prompts anew, or name another output.")
+        raise ValueError(
+            f"{output} was changed by others: pass --overwrite to invent prompts anew, or name "
+            "another output."
+        )
     batch = max(0, fruitful)  # it may be half written: what is not there of it is added
     bar, tried = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts"), 0
-    ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(batch_size, -1)
+    ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(
+        batch_size, -1
+    )
     with output.open("a", encoding="utf-8") as file:
         while len(seen) < count:
             if (barren := (batch - fruitful - 1) * batch_size) >= BARREN:
                 raise ValueError(
-                    f"None of the last {barren} invented turns ended within {max_tokens} tokens and was new; {len(seen)} prompts "
-                    "are there. A base model does not end turns, and some models were taught another end than the template's: "
-                    "take a chat model, or give prompts of your own with --prompts."
+                    f"None of the last {barren} invented turns ended within {max_tokens} tokens "
+                    f"and was new; {len(seen)} prompts are there. A base model does not end turns, "
+                    "and some models were taught another end than the template's: take a chat "
+                    "model, or give prompts of your own with --prompts."
                 )
             torch.manual_seed(1_000_003 * seed + batch)
             made = target.generate(
@@ -120,7 +140,11 @@ def invent(
             tried += batch_size
             for turn in made[:, ids.shape[1] :].tolist():
                 written, ended = until_end(turn, stops)
-                text = tokenizer.decode(written[:-1], skip_special_tokens=True).strip() if ended else ""
+                text = (
+                    tokenizer.decode(written[:-1], skip_special_tokens=True).strip()
+                    if ended
+                    else ""
+                )
                 if text and text not in seen and len(seen) < count:
                     seen.add(text)
                     fruitful = batch

@@ -1,4 +1,6 @@
-"""Losses of drafters: a wrong token, a guess that the target would reject, or another distribution than the target's."""
+"""Losses of drafters: a wrong token, a guess that the target would reject, or another distribution
+than the target's.
+"""
 
 from typing import Literal
 
@@ -18,16 +20,20 @@ def cross_entropy(logits: Tensor, labels: LongTensor) -> Tensor:
         logits: `(…, V')`.
         labels: int64 `(…)`.
     """
-    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), reduction="none", ignore_index=IGNORED)
+    losses = F.cross_entropy(
+        logits.float().flatten(0, -2), labels.flatten(), reduction="none", ignore_index=IGNORED
+    )
     return losses.view_as(labels)
 
 
 def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Compute the total variation `½ ‖p - q‖₁` of each row `(…)`: the chance that rejection sampling rejects a draft.
+    """Compute the total variation `½ ‖p - q‖₁` of each row `(…)`: the chance that rejection
+    sampling rejects a draft.
 
     Args:
         logits: `(…, V')`, the drafter's.
-        probabilities: `(…, V')`, the target's, of the same tokens; what is missing to 1 is of tokens that are not drafted.
+        probabilities: `(…, V')`, the target's, of the same tokens; what is missing to 1 is of
+            tokens that are not drafted.
     """
     q = logits.float().softmax(-1)
     missing = 1 - probabilities.sum(-1)
@@ -35,8 +41,12 @@ def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def divergence(logits: Tensor, teachers: Tensor) -> Tensor:
-    """Compute `KL(p ‖ q)` of each row `(…)`, of the drafter's logits `(…, V)` from those of its teacher."""
-    return F.kl_div(logits.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none").sum(-1)
+    """Compute `KL(p ‖ q)` of each row `(…)`, of the drafter's logits `(…, V)` from those of its
+    teacher.
+    """
+    return F.kl_div(
+        logits.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none"
+    ).sum(-1)
 
 
 def mixed(loss: Loss, logits: Tensor, labels: LongTensor, rejected: Tensor) -> Tensor:

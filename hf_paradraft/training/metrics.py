@@ -22,13 +22,15 @@ def acceptance(
     samples: Dataset,
     max_new_tokens: int = 128,
 ) -> dict[str, Any]:
-    """Measure the greedy acceptance of chains against `target`, continuing each sample from its first labelled token.
+    """Measure the greedy acceptance of chains against `target`, continuing each sample from its
+    first labelled token.
 
     Args:
         target: a model, or its folder or Hub id.
         drafter: as `assistant_model`.
         tokenizer: gives the padding id.
-        samples: from `encode_rows`; texts labelled throughout are continued from their first quarter.
+        samples: from `encode_rows`; texts labelled throughout are continued from their first
+            quarter.
         max_new_tokens: for each sample; as many as the target's context has room for, at most.
 
     Returns:
@@ -39,16 +41,22 @@ def acceptance(
     target = target.to(next(drafter.parameters()).device).eval()
     was_training, options = drafter.training, drafter.speculation_config
     drafter.eval()
-    drafter.speculation_config = replace(options, tree_size=None, never_slower=False)  # chains, and every round counts
+    # chains, and every round counts
+    drafter.speculation_config = replace(options, tree_size=None, never_slower=False)
     stats, context = SpeculationStats(), learned_context(target)
     for sample in tqdm(samples, desc="acceptance", unit="prompts", leave=False):
         begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
-        ids = torch.tensor([sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]], device=target.device)
+        ids = torch.tensor(
+            [sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]],
+            device=target.device,
+        )
         target.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             assistant_model=drafter,
-            max_new_tokens=max_new_tokens if context is None else min(max_new_tokens, context - ids.shape[1]),
+            max_new_tokens=max_new_tokens
+            if context is None
+            else min(max_new_tokens, context - ids.shape[1]),
             do_sample=False,
             pad_token_id=tokenizer.pad_token_id,
             **stopping(target, tokenizer),

@@ -1,4 +1,6 @@
-"""The folder of a training run: no source is an output, only whole checkpoints count, and a model is replaced at once."""
+"""The folder of a training run: no source is an output, only whole checkpoints count, and a model
+is replaced at once.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ from ..files import PUBLISHED, names_of, other_settings, read_json, write_json
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
-NEW, FORMER = ".new", "former"  # where a model is written, and where what belonged to the weights before goes
-MADE_HERE = ".paradraft"  # in the first: nothing else of that name is touched; and in checkpoints, with the seconds so far
+# where a model is written, and where what belonged to the weights before goes
+NEW, FORMER = (
+    ".new",
+    "former",
+)
+# in the first: nothing else of that name is touched; and in checkpoints, with the seconds so far
+MADE_HERE = ".paradraft"
 OURS = {"kind", "data", "weights"}  # of what is in a `RUN`, for others write files of that name
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
 
-def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str | Path | None) -> None:
+def check_output(
+    output_dir: Path, resume: bool, overwrite: bool, *sources: str | Path | None
+) -> None:
     """Refuse a folder that must not be written to.
 
     Args:
@@ -36,32 +45,52 @@ def check_output(output_dir: Path, resume: bool, overwrite: bool, *sources: str 
         sources: models that the run reads, and its cache, as folders or Hub ids; None for none.
 
     Raises:
-        ValueError: it is a file, or has files; it is one of the run's sources, or holds one; or `resume` and `overwrite` are both
-            asked for.
+        ValueError: it is a file, or has files; it is one of the run's sources, or holds one; or
+            `resume` and `overwrite` are both asked for.
     """
     for source in sources:
         if source is not None and (Path(source).exists() or isinstance(source, Path)):
             path = Path(source).resolve()
             if output_dir.resolve() in (path, *path.parents):
                 raise ValueError(
-                    f"{output_dir} is, or holds, {source}, which this run reads: give the output a folder of its own."
+                    f"{output_dir} is, or holds, {source}, which this run reads: give the output a "
+                    "folder of its own."
                 )
     if resume and overwrite:
         raise ValueError("--resume goes on with what --overwrite replaces: pass one of them.")
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
     if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
-        raise ValueError(f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or another folder.")
-    if resume and not any(map(_is_ours, _checkpoints(output_dir))) and any(output_dir.glob("*.safetensors")):
-        raise ValueError(f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to replace it, or another.")
+        raise ValueError(
+            f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or "
+            "another folder."
+        )
+    if (
+        resume
+        and not any(map(_is_ours, _checkpoints(output_dir)))
+        and any(output_dir.glob("*.safetensors"))
+    ):
+        raise ValueError(
+            f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to "
+            "replace it, or another."
+        )
     if (output_dir / NEW).exists() and not (output_dir / NEW / MADE_HERE).exists():
-        raise ValueError(f"{output_dir} has a {NEW} that no run has left there: move it, or name another folder.")
+        raise ValueError(
+            f"{output_dir} has a {NEW} that no run has left there: move it, or name another folder."
+        )
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
     """List all checkpoints in a run's folder, whole or not, the newest first."""
-    numbers = [(file.name.removeprefix("checkpoint-"), file) for file in output_dir.glob("checkpoint-*")]
-    return [file for _, file in sorted(((int(number), file) for number, file in numbers if number.isdigit()), reverse=True)]
+    numbers = [
+        (file.name.removeprefix("checkpoint-"), file) for file in output_dir.glob("checkpoint-*")
+    ]
+    return [
+        file
+        for _, file in sorted(
+            ((int(number), file) for number, file in numbers if number.isdigit()), reverse=True
+        )
+    ]
 
 
 def _is_ours(checkpoint: Path) -> bool:
@@ -70,7 +99,8 @@ def _is_ours(checkpoint: Path) -> bool:
 
 
 def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
-    """Find this run's checkpoint with the most steps that was written to its end; None if there is none.
+    """Find this run's checkpoint with the most steps that was written to its end; None if there is
+    none.
 
     Args:
         output_dir: of the run.
@@ -82,7 +112,10 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     others: list[dict[str, Any]] = []
     for checkpoint in _checkpoints(output_dir):
         if not (checkpoint / RUN).exists():
-            logger.warning("%s is not whole, for its run was stopped while it was written: it is left aside.", checkpoint)
+            logger.warning(
+                "%s is not whole, for its run was stopped while it was written: it is left aside.",
+                checkpoint,
+            )
         elif (damaged := _damaged(checkpoint)) is not None or _made(checkpoint) is None:
             damaged = damaged or checkpoint / RUN
             logger.warning("%s is damaged, so its checkpoint is left aside.", damaged)
@@ -93,8 +126,8 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     if others:
         different = other_settings(others[0], settings)
         raise ValueError(
-            f"The checkpoints in {output_dir} are of a run with other settings ({different}): use those "
-            "again to go on, pass --overwrite to begin anew, or name another folder."
+            f"The checkpoints in {output_dir} are of a run with other settings ({different}): use "
+            "those again to go on, pass --overwrite to begin anew, or name another folder."
         )
     return None
 
@@ -118,37 +151,54 @@ def _damaged(checkpoint: Path) -> Path | None:
 
 
 class Checkpoints(TrainerCallback):
-    """A callback that marks checkpoints as ours, and as whole once all is written, and removes those that it replaces, no others.
+    """A callback that marks checkpoints as ours, and as whole once all is written, and removes
+    those that it replaces, no others.
 
-    The trainer's own rotation goes by numbers, and would take a new run's first checkpoints for the oldest.
+    The trainer's own rotation goes by numbers, and would take a new run's first checkpoints for the
+    oldest.
 
     Args:
         settings: of the run.
         arguments: of the trainer; their `save_total_limit` is obeyed here.
-        resumed: the checkpoint that the run goes on from; None: those of a former run are laid aside with its first.
+        resumed: the checkpoint that the run goes on from; None: those of a former run are laid
+            aside with its first.
 
     Attributes:
         begun: when the run did, or would have done without a break.
     """
 
-    def __init__(self, settings: dict[str, Any], arguments: TrainingArguments, resumed: str | None = None):
+    def __init__(
+        self, settings: dict[str, Any], arguments: TrainingArguments, resumed: str | None = None
+    ):
         self.settings, self.limit = settings, arguments.save_total_limit
         mark = Path(resumed or "") / MADE_HERE
-        self.begun = time() - (float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0)
+        self.begun = time() - (
+            float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0
+        )
         arguments.save_total_limit = None
-        self.former: list[Path] | None = None if resumed is None else []  # those of a former run; None: they stand there yet
+        # those of a former run; None: they stand there yet
+        self.former: list[Path] | None = None if resumed is None else []
 
     def on_step_end(self, args, state, control, **kwargs):
         if control.should_save and state.is_world_process_zero:
             if self.former is None:  # a trainer writes into what is there, another kind's files too
-                aside = [_lay_aside(file) for file in _checkpoints(Path(args.output_dir)) if _is_ours(file)]
+                aside = [
+                    _lay_aside(file)
+                    for file in _checkpoints(Path(args.output_dir))
+                    if _is_ours(file)
+                ]
                 self.former = [file for file in aside if not file.is_symlink()]
             checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
             if checkpoint.exists() and not _is_ours(checkpoint):
-                logger.warning("%s is of no run of this library: it is called %s now.", checkpoint, _lay_aside(checkpoint).name)
+                logger.warning(
+                    "%s is of no run of this library: it is called %s now.",
+                    checkpoint,
+                    _lay_aside(checkpoint).name,
+                )
             checkpoint.mkdir(parents=True, exist_ok=True)
             (checkpoint / MADE_HERE).write_text(str(time() - self.begun))
-            (checkpoint / RUN).unlink(missing_ok=True)  # one of that number that is there is whole no longer
+            # one of that number that is there is whole no longer
+            (checkpoint / RUN).unlink(missing_ok=True)
 
     def on_save(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
@@ -161,7 +211,11 @@ class Checkpoints(TrainerCallback):
             if (checkpoint / RUN).exists() and _is_ours(checkpoint) and not checkpoint.is_symlink()
         ]
         ours = [checkpoint for checkpoint in whole if _made(checkpoint) == self.settings]
-        reached = [checkpoint for checkpoint in ours if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step]
+        reached = [
+            checkpoint
+            for checkpoint in ours
+            if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step
+        ]
         best = Path(state.best_model_checkpoint or "")
         for old in {*whole, *(self.former or ())} - {*reached[: self.limit], best}:
             (old / RUN).unlink(missing_ok=True)  # first: half of it is left if this is stopped
@@ -170,11 +224,13 @@ class Checkpoints(TrainerCallback):
 
 
 def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
-    """Put a new model into its folder, all of it or nothing; what was said of the weights before goes to `former/`.
+    """Put a new model into its folder, all of it or nothing; what was said of the weights before
+    goes to `former/`.
 
-    Measurements, plots, and a card that this library wrote, speak of the former weights; so do files of another kind of model.
-    All else in the folder stays. The former weights leave first, so that whenever this is stopped, no config lies next to weights
-    of another model; they are removed once the new ones are there.
+    Measurements, plots, and a card that this library wrote, speak of the former weights; so do
+    files of another kind of model. All else in the folder stays. The former weights leave first, so
+    that whenever this is stopped, no config lies next to weights of another model; they are removed
+    once the new ones are there.
 
     Args:
         output_dir: made if need be.
@@ -195,7 +251,11 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
         shutil.rmtree(made, ignore_errors=True)
         raise
     mode = made.stat().st_mode & 0o666  # safetensors' files are readable by their owner alone
-    new = {file.relative_to(made) for file in made.rglob("*") if file.is_file() and file.name != MADE_HERE}
+    new = {
+        file.relative_to(made)
+        for file in made.rglob("*")
+        if file.is_file() and file.name != MADE_HERE
+    }
     for name in new:
         (made / name).chmod(mode)
     stale = [file for pattern in (*PUBLISHED, *OF_WEIGHTS) for file in output_dir.glob(pattern)]
@@ -234,11 +294,14 @@ def _is_same(file: Path, other: Path) -> bool:
 
 def _is_our_card(file: Path) -> bool:
     """Tell whether a file is a model card that this library rendered."""
-    return file.name == "README.md" and "\n- paradraft\n" in file.read_text(encoding="utf-8", errors="replace")
+    return file.name == "README.md" and "\n- paradraft\n" in file.read_text(
+        encoding="utf-8", errors="replace"
+    )
 
 
 def move_into(made: Path, output_dir: Path) -> None:
-    """Move all files of a new model to where it belongs, its weights last; what else is there stays.
+    """Move all files of a new model to where it belongs, its weights last; what else is there
+    stays.
 
     Args:
         made: on the same disk; left empty of files.

@@ -1,4 +1,6 @@
-"""Batches of training rows, and the trainer that learns from them: PARD's and ParallelSpec's alike."""
+"""Batches of training rows, and the trainer that learns from them: PARD's and ParallelSpec's
+alike.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,21 @@ class CodConfig:
     min_ratio: float = 0.2
 
     def __post_init__(self):
-        cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)  # raises for what is out of range
+        # raises for what is out of range
+        cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)
 
 
 class RowCollator:
-    """Encoded samples to one padded batch of rows; the same sample in the same epoch always gives the same rows.
+    """Encoded samples to one padded batch of rows; the same sample in the same epoch always gives
+    the same rows.
 
     Args:
         mask_token_id: the drafter's.
         cod: which rows to keep.
         seed: of the choice.
         dense_masks: build boolean masks; without them the model's forward needs `block_mask`.
-        vocabulary: int64 `(V',)`, the ids that the drafter can guess; labels are places in it, and others are not learned.
+        vocabulary: int64 `(V',)`, the ids that the drafter can guess; labels are places in it, and
+            others are not learned.
     """
 
     def __init__(
@@ -54,22 +59,28 @@ class RowCollator:
         dense_masks: bool = True,
         vocabulary: LongTensor | None = None,
     ):
-        self.mask_token_id, self.cod, self.seed, self.dense_masks = mask_token_id, cod, seed, dense_masks
+        self.mask_token_id, self.cod, self.seed = mask_token_id, cod, seed
+        self.dense_masks = dense_masks
         self.vocabulary, self.epoch = None if vocabulary is None else vocabulary.cpu(), 0
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Pad to the longest.
 
         Returns:
-            `input_ids`, `position_ids`, `labels` and `depths`, int64 `(B, R)`, padding rows with label -100 and depth -1, and
-            with `dense_masks`, `attention_mask`, bool `(B, 1, R, R)`.
+            `input_ids`, `position_ids`, `labels` and `depths`, int64 `(B, R)`, padding rows with
+            label -100 and depth -1, and with `dense_masks`, `attention_mask`, bool `(B, 1, R, R)`.
         """
         rows = [self.rows(sample) for sample in samples]
         width = max(len(sample["input_ids"]) for sample in rows)
         width += -width % SHAPES
 
         def pad(name: str, value: int) -> Tensor:
-            return torch.stack([F.pad(sample[name], (0, width - len(sample[name])), value=value) for sample in rows])
+            return torch.stack(
+                [
+                    F.pad(sample[name], (0, width - len(sample[name])), value=value)
+                    for sample in rows
+                ]
+            )
 
         depths, positions = pad("depths", -1), pad("position_ids", 0)
         batch = {
@@ -80,22 +91,32 @@ class RowCollator:
         }
         if not self.dense_masks:
             return batch
-        mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)  # padding rows see themselves: no empty softmax
+        # padding rows see themselves: no empty softmax
+        mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)
         for index, sample in enumerate(rows):
-            depth, position, length = sample["depths"], sample["position_ids"], len(sample["depths"])
-            mask[index, :length, :length] = may_attend(depth[:, None], position[:, None], depth, position)
+            depth, position = sample["depths"], sample["position_ids"]
+            length = len(sample["depths"])
+            mask[index, :length, :length] = may_attend(
+                depth[:, None], position[:, None], depth, position
+            )
         return {**batch, "attention_mask": mask[:, None]}
 
     def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
         """Choose which rows of a sample to train on, bool `(K, seq_len)`."""
-        return cod_keep_mask(seq_len, self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator)
+        return cod_keep_mask(
+            seq_len, self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator
+        )
 
     def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
         """Make the training rows of one sample, with their `depths`."""
         ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
-        generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63)
+        generator = torch.Generator().manual_seed(
+            hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63
+        )
         if self.vocabulary is not None:
-            indices = torch.searchsorted(self.vocabulary, labels).clamp(max=len(self.vocabulary) - 1)
+            indices = torch.searchsorted(self.vocabulary, labels).clamp(
+                max=len(self.vocabulary) - 1
+            )
             labels = torch.where(self.vocabulary[indices] == labels, indices, IGNORED)
         keep = useful_rows(self.keep(len(ids), generator), labels)
         return draft_rows(ids, labels, self.mask_token_id, keep)
@@ -110,16 +131,20 @@ def block_mask(depths: Tensor, positions: Tensor):
     """
 
     def rule(batch, head, row, other):
-        allowed = may_attend(depths[batch, row], positions[batch, row], depths[batch, other], positions[batch, other])
+        allowed = may_attend(
+            depths[batch, row], positions[batch, row], depths[batch, other], positions[batch, other]
+        )
         return (allowed & (depths[batch, row] >= 0) & (depths[batch, other] >= 0)) | (row == other)
 
     size, length = depths.shape
-    make = torch.compile(create_block_mask) if depths.is_cuda else create_block_mask  # uncompiled, it goes through R² entries
+    # uncompiled, it goes through R² entries
+    make = torch.compile(create_block_mask) if depths.is_cuda else create_block_mask
     return make(rule, size, None, length, length, device=depths.device)
 
 
 class RowTrainer(DepthTrainer, ABC):
-    """A trainer on the labelled rows of a `RowCollator`; a kind of drafter defines the loss of a row.
+    """A trainer on the labelled rows of a `RowCollator`; a kind of drafter defines the loss of a
+    row.
 
     Args:
         model: the drafter.
@@ -147,8 +172,16 @@ class RowTrainer(DepthTrainer, ABC):
             columns: int64 `(C,)`, of the rows that have a label somewhere.
         """
 
-    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Tensor | int | None = None):
-        """Compute the mean loss over labelled rows; logits are computed only for columns that have a label somewhere."""
+    def compute_loss(
+        self,
+        model,
+        inputs,
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ):
+        """Compute the mean loss over labelled rows; logits are computed only for columns that have
+        a label somewhere.
+        """
         labels = inputs.pop("labels")
         wanted = (labels != IGNORED).any(0)
         count = int(wanted.sum())
@@ -164,7 +197,9 @@ class RowTrainer(DepthTrainer, ABC):
         """Implement `DepthTrainer.evaluate`, over all rows of every depth."""
         collator = self.data_collator  # type: ignore[has-type]
         everything = CodConfig(self.cod.num_depths, 1.0, 1.0)
-        self.data_collator = RowCollator(collator.mask_token_id, everything, 0, collator.dense_masks, collator.vocabulary)
+        self.data_collator = RowCollator(
+            collator.mask_token_id, everything, 0, collator.dense_masks, collator.vocabulary
+        )
         try:
             return super().evaluate(*args, **kwargs)
         finally:

@@ -1,8 +1,9 @@
-"""Training rows: every text seen as K prediction tasks at once (PARD, section 3.3; COD, section 3.4).
+"""Training rows: every text seen as K prediction tasks at once (PARD, section 3.3; COD, section
+3.4).
 
-Row `(d, t)` has the id of token `t` (`d = 0`) or the mask (`d > 0`), position `t`, and the label `x[t + 1]`. It stands for the
-draft of `x[t + 1]` when the real tokens end at `t - d`, so it attends to the real tokens `s <= t - d` and to its own chain of
-masks `(1, t - d + 1), …, (d, t)`.
+Row `(d, t)` has the id of token `t` (`d = 0`) or the mask (`d > 0`), position `t`, and the label
+`x[t + 1]`. It stands for the draft of `x[t + 1]` when the real tokens end at `t - d`, so it attends
+to the real tokens `s <= t - d` and to its own chain of masks `(1, t - d + 1), …, (d, t)`.
 
 Worked example, K = 3: row `(2, 5)` sees the real tokens 0 … 3, the mask `(1, 4)` and itself.
 """
@@ -10,16 +11,22 @@ Worked example, K = 3: row `(2, 5)` sees the real tokens 0 … 3, the mask `(1, 
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 
-SHAPES = 64  # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
+# numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
+SHAPES = 64
 
 
 def cod_keep_mask(
-    seq_len: int, num_depths: int, ratio: float, min_ratio: float, generator: torch.Generator | None = None
+    seq_len: int,
+    num_depths: int,
+    ratio: float,
+    min_ratio: float,
+    generator: torch.Generator | None = None,
 ) -> BoolTensor:
     """Choose the rows to train on by conditional output dropping.
 
-    Depth `d` keeps `⌊N · max(ratio^d, min_ratio)⌋` positions (or as many as there are) out of those whose whole chain is kept:
-    `t` only if `t - 1` is kept at depth `d - 1`. Depth 0 keeps everything.
+    Depth `d` keeps `⌊N · max(ratio^d, min_ratio)⌋` positions (or as many as there are) out of those
+    whose whole chain is kept: `t` only if `t - 1` is kept at depth `d - 1`. Depth 0 keeps
+    everything.
 
     Args:
         seq_len: N, tokens of the text.
@@ -38,22 +45,28 @@ def cod_keep_mask(
         if not 0 < value <= 1:
             raise ValueError(f"COD {name} must be in (0, 1], but is {value}.")
     if num_depths < 1 or seq_len < 1:
-        raise ValueError(f"num_depths and seq_len must be at least 1, but are {num_depths} and {seq_len}.")
+        raise ValueError(
+            f"num_depths and seq_len must be at least 1, but are {num_depths} and {seq_len}."
+        )
     keep = torch.zeros(num_depths, seq_len, dtype=torch.bool)
     keep[0] = True
     for depth in range(1, num_depths):
         candidates = keep[depth - 1, :-1].nonzero()[:, 0] + 1
         wanted = int(seq_len * max(ratio**depth, min_ratio))
-        keep[depth, candidates[torch.randperm(len(candidates), generator=generator)[:wanted]]] = True
+        keep[depth, candidates[torch.randperm(len(candidates), generator=generator)[:wanted]]] = (
+            True
+        )
     return keep
 
 
 def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
-    """Leave out rows that teach nothing: masks without a label that no kept row with a label attends to.
+    """Leave out rows that teach nothing: masks without a label that no kept row with a label
+    attends to.
 
     Args:
         keep: bool `(K, N)`.
-        labels: int64 `(N,)`, -100 where a token is not to be learned; `labels[t]` belongs to token `t`.
+        labels: int64 `(N,)`, -100 where a token is not to be learned; `labels[t]` belongs to token
+            `t`.
 
     Returns:
         bool `(K, N)`; the loss over it is the loss over `keep`.
@@ -70,20 +83,28 @@ def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
     return useful
 
 
-def may_attend(depth: Tensor, position: Tensor, other_depth: Tensor, other_position: Tensor) -> BoolTensor:
-    """Tell whether row `(depth, position)` attends to row `(other_depth, other_position)`; integer tensors that broadcast."""
+def may_attend(
+    depth: Tensor, position: Tensor, other_depth: Tensor, other_position: Tensor
+) -> BoolTensor:
+    """Tell whether row `(depth, position)` attends to row `(other_depth, other_position)`; integer
+    tensors that broadcast.
+    """
     start = position - depth  # the last real token that the row knows
     real = (other_depth == 0) & (other_position <= start)
     chain = (other_depth > 0) & (other_depth <= depth) & (other_position - other_depth == start)
     return real | chain
 
 
-def draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
-    """Make the rows of `parallel_draft_rows`, with `depths`, int64 `(R,)`, instead of the mask, which `may_attend` computes."""
+def draft_rows(
+    input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor
+) -> dict[str, Tensor]:
+    """Make the rows of `parallel_draft_rows`, with `depths`, int64 `(R,)`, instead of the mask,
+    which `may_attend` computes.
+    """
     if input_ids.ndim != 1 or labels.shape != input_ids.shape or keep.shape[1:] != input_ids.shape:
         raise ValueError(
-            f"input_ids and labels must be (N,) and keep (K, N), but are {tuple(input_ids.shape)}, {tuple(labels.shape)} "
-            f"and {tuple(keep.shape)}."
+            f"input_ids and labels must be (N,) and keep (K, N), but are {tuple(input_ids.shape)}, "
+            f"{tuple(labels.shape)} and {tuple(keep.shape)}."
         )
     depth, position = keep.nonzero(as_tuple=True)
     following = torch.cat([labels[1:], labels.new_full((1,), -100)])
@@ -95,7 +116,9 @@ def draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, ke
     }
 
 
-def parallel_draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor) -> dict[str, Tensor]:
+def parallel_draft_rows(
+    input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor
+) -> dict[str, Tensor]:
     """Make the kept training rows of one text, depth-major: all of depth 0, then of depth 1, ….
 
     Args:
@@ -105,12 +128,16 @@ def parallel_draft_rows(input_ids: LongTensor, labels: LongTensor, mask_token_id
         keep: bool `(K, N)`.
 
     Returns:
-        For R rows: `input_ids`, `position_ids` and `labels`, int64 `(R,)`, and `attention_mask`, bool `(R, R)`, True where the
-        row may attend. A row's label is the token after it (-100 where there is none): nothing shifts it again.
+        For R rows: `input_ids`, `position_ids` and `labels`, int64 `(R,)`, and `attention_mask`,
+        bool `(R, R)`, True where the row may attend. A row's label is the token after it (-100
+        where there is none): nothing shifts it again.
 
     Raises:
         ValueError: shapes that do not fit.
     """
     rows = draft_rows(input_ids, labels, mask_token_id, keep)
     depth, position = rows.pop("depths"), rows["position_ids"]
-    return {**rows, "attention_mask": may_attend(depth[:, None], position[:, None], depth, position)}
+    return {
+        **rows,
+        "attention_mask": may_attend(depth[:, None], position[:, None], depth, position),
+    }

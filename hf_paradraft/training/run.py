@@ -1,4 +1,5 @@
-"""One training run, for every kind of drafter: check, data, model, trainer, checkpoints, save, evaluate.
+"""One training run, for every kind of drafter: check, data, model, trainer, checkpoints, save,
+evaluate.
 
 A kind describes its run in a dataclass of options, of which `paradraft train KIND` is made too.
 """
@@ -29,7 +30,11 @@ from .target import check_context, check_ids, fingerprint, open_tokenizer
 
 
 def option(
-    help: str, default: Any = MISSING, least: float | None = None, above: float | None = None, most: float | None = None
+    help: str,
+    default: Any = MISSING,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
 ) -> Any:
     """Make the dataclass field of an option of a run: its help text, default and range.
 
@@ -38,10 +43,20 @@ def option(
         default: none if it has to be given.
         least, above, most: what its number may be.
     """
-    return field(default=default, metadata={"help": help, "least": least, "above": above, "most": most})
+    return field(
+        default=default, metadata={"help": help, "least": least, "above": above, "most": most}
+    )
 
 
-SCHEDULES = ("linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt")
+SCHEDULES = (
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+)
 
 
 @dataclass
@@ -71,11 +86,16 @@ class TrainingOptions(ABC):
     optimiser: ClassVar[str | None] = None  # where it is another one than `optim` says
     recorded: ClassVar[
         tuple[str, ...]
-    ] = ()  # names of options that are kept with the drafter, in addition to those of its base classes
+        # names of options that are kept with the drafter, in addition to those of its base classes
+    ] = ()
 
-    train_file: str = option("JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target.")
+    train_file: str = option(
+        "JSON lines with 'text' or 'messages', or a Hub dataset; best answered by the target."
+    )
     output_dir: Path = option("Where the drafter and its checkpoints go.")
-    eval_file: str | None = option("Rows for the loss by depth, and the prompts of the acceptance.", None)
+    eval_file: str | None = option(
+        "Rows for the loss by depth, and the prompts of the acceptance.", None
+    )
     max_length: int = option("Tokens of a sample at most; longer ones are cut.", 512, least=2)
     max_steps: int = option("Optimiser steps; -1: by epochs.", -1, least=-1)
     num_train_epochs: float = option("Times that every sample is read.", 4.0, above=0)
@@ -91,7 +111,8 @@ class TrainingOptions(ABC):
     overwrite: bool = option("Write into an output folder that has files.", False)
 
     def __post_init__(self):
-        for item in fields(self):  # a folder may be given as a Path, and is a name like a Hub id from here on
+        # a folder may be given as a Path, and is a name like a Hub id from here on
+        for item in fields(self):
             if isinstance(value := getattr(self, item.name), Path) and "str" in item.type:
                 setattr(self, item.name, str(value))
 
@@ -119,7 +140,9 @@ class TrainingOptions(ABC):
         kinds = get_type_hints(type(self))
         for item in fields(self):
             value, rule = getattr(self, item.name), item.metadata
-            if get_origin(kinds[item.name]) is Literal and value not in (words := get_args(kinds[item.name])):
+            if get_origin(kinds[item.name]) is Literal and value not in (
+                words := get_args(kinds[item.name])
+            ):
                 raise ValueError(f"{item.name} is {value!r}, and has to be {' or '.join(words)}.")
             if not isinstance(value, int | float):
                 continue
@@ -133,27 +156,44 @@ class TrainingOptions(ABC):
             if not math.isfinite(value):
                 raise ValueError(f"{item.name} must be a finite number, but is {value}.")
         if self.lr_scheduler_type not in SCHEDULES:
-            raise ValueError(f"lr_scheduler_type is {self.lr_scheduler_type!r}, and has to be one of {', '.join(SCHEDULES)}.")
-        if self.report_to not in ("none", "all", *(known := get_available_reporting_integrations())):
             raise ValueError(
-                f"report_to={self.report_to!r} needs a package of that name: pip install it. Here is {known or 'none'}."
+                f"lr_scheduler_type is {self.lr_scheduler_type!r}, and has to be one of "
+                f"{', '.join(SCHEDULES)}."
+            )
+        if self.report_to not in (
+            "none",
+            "all",
+            *(known := get_available_reporting_integrations()),
+        ):
+            raise ValueError(
+                f"report_to={self.report_to!r} needs a package of that name: pip install it. Here "
+                f"is {known or 'none'}."
             )
         if self.max_steps == 0:
-            raise ValueError("max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs.")
+            raise ValueError(
+                "max_steps=0 trains nothing: give a number of steps, or -1 to go by epochs."
+            )
 
     @abstractmethod
-    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
-        """Load the model of `source`: what is trained, or the frozen one that a drafter is trained for."""
+    def open_model(
+        self, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ) -> PreTrainedModel:
+        """Load the model of `source`: what is trained, or the frozen one that a drafter is trained
+        for.
+        """
 
     @classmethod
     def check_drafter(cls, drafter: Any) -> None:
         """Refuse a drafter that cannot be taught further.
 
         Raises:
-            ValueError: the kind has no `trainer`, or the drafter is of a form that it does not teach.
+            ValueError: the kind has no `trainer`, or the drafter is of a form that it does not
+                teach.
         """
         if cls.trainer is TrainingOptions.trainer:
-            raise ValueError(f"A {drafter.title} does not learn from texts that are answered meanwhile.")
+            raise ValueError(
+                f"A {drafter.title} does not learn from texts that are answered meanwhile."
+            )
 
     def untrained(self, inputs: RunInputs) -> Any:
         """Make the drafter that is to be trained."""
@@ -171,24 +211,34 @@ class TrainingOptions(ABC):
     @property
     @abstractmethod
     def models(self) -> dict[str, str | None]:
-        """The models that it comes of, by their names in the record: Hub ids, None for what is on this machine alone."""
+        """The models that it comes of, by their names in the record: Hub ids, None for what is on
+        this machine alone.
+        """
 
     def record(self) -> dict[str, Any]:
         """Collect the models and the options that are kept with the drafter."""
-        names = (name for kind in reversed(type(self).__mro__) for name in vars(kind).get("recorded", ()))
+        names = (
+            name for kind in reversed(type(self).__mro__) for name in vars(kind).get("recorded", ())
+        )
         return {**self.models, **{name: getattr(self, name) for name in names}}
 
     def finish(self, trainer: Any) -> None:
-        """Do what is left for a whole training once its steps are made: lessons (`FollowTarget`) go without. Most do nothing."""
+        """Do what is left for a whole training once its steps are made: lessons (`FollowTarget`) go
+        without. Most do nothing.
+        """
         return None
 
-    def save(self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
+    def save(
+        self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path
+    ) -> None:
         """Write the drafter and the record of its training."""
         drafter.remember(record)
         drafter.save_pretrained(folder)
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
-        """Measure more for the record, once the drafter is saved: a calibration or an acceptance."""
+        """Measure more for the record, once the drafter is saved: a calibration or an
+        acceptance.
+        """
         return {}
 
     def result(self, drafter: Any) -> Any:
@@ -200,7 +250,8 @@ def options_of(drafter: Any) -> type[TrainingOptions]:
     """Import the options of a kind's run.
 
     Args:
-        drafter: class of the kind, a `SavedDrafter` with `training_options`, or one that is derived from it.
+        drafter: class of the kind, a `SavedDrafter` with `training_options`, or one that is derived
+            from it.
     """
     owner = next(kind for kind in drafter.__mro__ if "training_options" in vars(kind))
     module = import_module(".training", owner.__module__.rpartition(".")[0])
@@ -218,8 +269,8 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
         The drafter, in evaluation mode.
 
     Raises:
-        ValueError, OSError: something about the inputs is wrong; nothing has been written then. Or the loss is no number any
-            more; then what had been written before stays.
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then. Or
+            the loss is no number any more; then what had been written before stays.
     """
     names = {item.name for item in fields(kind)}
     more = {name: options.pop(name) for name in list(options) if name not in names}
@@ -227,16 +278,24 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     run.output_dir = Path(run.output_dir)
     run.check()
     check_output(run.output_dir, run.resume, run.overwrite, *run.sources)
-    passed = {item.name: getattr(run, item.name) for item in fields(TrainingArguments) if item.name in names - {"output_dir"}}
+    passed = {
+        item.name: getattr(run, item.name)
+        for item in fields(TrainingArguments)
+        if item.name in names - {"output_dir"}
+    }
     common = {
         "logging_steps": 20,
         "save_total_limit": 2,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
-    arguments = TrainingArguments(output_dir=str(run.output_dir), **{**common, **run.defaults, **passed, **more})
+    arguments = TrainingArguments(
+        output_dir=str(run.output_dir), **{**common, **run.defaults, **passed, **more}
+    )
     tokenizer = open_tokenizer(run.source)
     train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
-    eval_set = encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None
+    eval_set = (
+        encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None
+    )
     model = run.open_model(tokenizer, arguments.device)
     check_context(model.config, run.max_length)
     for rows in (train_set, eval_set):
@@ -261,7 +320,9 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
 
     def save() -> None:
         if trainer.is_world_process_zero():
-            replace_model(run.output_dir, lambda folder: run.save(drafter, tokenizer, record, folder))
+            replace_model(
+                run.output_dir, lambda folder: run.save(drafter, tokenizer, record, folder)
+            )
 
     drafter.eval()
     save()  # before anything is measured, which may fail
@@ -273,20 +334,26 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     return run.result(drafter)
 
 
-# What a resumed run must have in common with the one that it goes on with. How long either is does not matter, nor how files
-# and folders are named, for data and weights are compared themselves.
+# What a resumed run must have in common with the one that it goes on with. How long either is does
+# not matter, nor how files and folders are named, for data and weights are compared themselves.
 SAME_ARGUMENTS = (
-    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim",
+    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1",
+    "adam_beta2", "max_grad_norm", "optim",
     "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed",
 )  # fmt: skip
 FREE = {
-    "model", "target", "train_file", "eval_file", "output_dir", "max_steps", "num_train_epochs", "save_steps", "resume",
+    "model", "target", "train_file", "eval_file", "output_dir", "max_steps", "num_train_epochs",
+    "save_steps", "resume",
     "report_to", "overwrite", "cache_dir", "cache_gb", "target_id",
 }  # fmt: skip
 
 
-def _settings(run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, arguments: TrainingArguments) -> dict[str, Any]:
-    """Collect the settings of a run: its kind, data, model and options; a run that resumes it must have the same."""
+def _settings(
+    run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, arguments: TrainingArguments
+) -> dict[str, Any]:
+    """Collect the settings of a run: its kind, data, model and options; a run that resumes it must
+    have the same.
+    """
     data = hashlib.sha256()
     for row in train_set:
         data.update(json.dumps([row["input_ids"], row["labels"]]).encode())
@@ -294,7 +361,8 @@ def _settings(run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, 
     settings = {
         "kind": run.kind,
         "data": data.hexdigest()[:16],
-        "weights": fingerprint(model, torch.bfloat16),  # whatever number format this hardware is fast at
+        # whatever number format this hardware is fast at
+        "weights": fingerprint(model, torch.bfloat16),
         **options,
         **{name: getattr(arguments, name) for name in SAME_ARGUMENTS},
     }

@@ -1,4 +1,6 @@
-"""Rows as people keep them: texts, chats of several conventions, tools, thoughts; what is none is named by its number."""
+"""Rows as people keep them: texts, chats of several conventions, tools, thoughts; what is none is
+named by its number.
+"""
 
 import json
 import reprlib
@@ -14,8 +16,10 @@ from ..files import rows_of
 logger = logging.get_logger(__name__)
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what a turn's thoughts are called
 SHAREGPT = {
-    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "chatgpt": "assistant", "bing": "assistant",
-    "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool", "observation": "tool",
+    "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "bing": "assistant",
+    "bard": "assistant", "model": "assistant", "system": "system", "tool": "tool",
+    "observation": "tool",
     "function_response": "tool",
 }  # fmt: skip
 COLUMNS = {"text", "messages", "conversations"}
@@ -25,9 +29,10 @@ MANY = 0.5  # of the rows: if a template refuses more of them, it is not the row
 def load_rows(source: str | Path) -> list[dict[str, Any]]:
     """Load rows of a JSON-lines file, or of a Hub dataset `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
-    A row is `{"text": …}`, `{"messages": […]}` or ShareGPT's `{"conversations": […]}`. It may have `tools`, the schemas that the
-    target was shown, and `finished`, false if its last answer was cut off and must not be learned to end there. A row of
-    `regenerate` has `ids`, `prompt_tokens` and `tokenizer` too: the tokens themselves.
+    A row is `{"text": …}`, `{"messages": […]}` or ShareGPT's `{"conversations": […]}`. It may have
+    `tools`, the schemas that the target was shown, and `finished`, false if its last answer was cut
+    off and must not be learned to end there. A row of `regenerate` has `ids`, `prompt_tokens` and
+    `tokenizer` too: the tokens themselves.
 
     Raises:
         OSError: there is no such file or dataset.
@@ -37,14 +42,21 @@ def load_rows(source: str | Path) -> list[dict[str, Any]]:
     if not rows:
         raise ValueError(f"{source} is not JSON lines, or has no rows: it is empty.")
     if not any(COLUMNS & row.keys() for row in rows):
-        raise ValueError(f"{source} needs a column 'text', 'messages' or 'conversations', but has {', '.join(rows[0])}.")
+        raise ValueError(
+            f"{source} needs a column 'text', 'messages' or 'conversations', but has "
+            f"{', '.join(rows[0])}."
+        )
     odd = [
         f"Row {number} has none of {', '.join(sorted(COLUMNS))}."
         for number, row in enumerate(rows, 1)
         if not COLUMNS & row.keys()
     ]
     leave_out(odd, len(rows))
-    return [_with_messages(source, number, row) for number, row in enumerate(rows, 1) if COLUMNS & row.keys()]
+    return [
+        _with_messages(source, number, row)
+        for number, row in enumerate(rows, 1)
+        if COLUMNS & row.keys()
+    ]
 
 
 def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -57,19 +69,28 @@ def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict
     if isinstance(system := row.get("system"), str) and system:
         messages.append({"role": "system", "content": system})
     if row.get("messages") or not row.get("conversations"):
-        return {**row, "messages": [*messages, *row["messages"]]} if messages and isinstance(row.get("messages"), list) else row
+        return (
+            {**row, "messages": [*messages, *row["messages"]]}
+            if messages and isinstance(row.get("messages"), list)
+            else row
+        )
     for turn in row["conversations"] if isinstance(row["conversations"], list) else [None]:
         said = turn if isinstance(turn, Mapping) else {}
         role = SHAREGPT.get(str(said.get("from"))) if said.get("role") is None else said["role"]
         content = said.get("value") if said.get("content") is None else said["content"]
         if role is None or (content is None and not said.get("tool_calls")):
             raise ValueError(
-                f"{source}, row {number}: a turn of 'conversations' needs 'from' ({', '.join(SHAREGPT)}) and 'value', but one is "
-                f"{reprlib.repr(turn)}: rewrite it as {{'messages': [{{'role': …, 'content': …}}]}}."
+                f"{source}, row {number}: a turn of 'conversations' needs 'from' "
+                f"({', '.join(SHAREGPT)}) and 'value', but one is {reprlib.repr(turn)}: rewrite it "
+                f"as {{'messages': [{{'role': …, 'content': …}}]}}."
             )
         more = {name: value for name, value in said.items() if name not in ("from", "value")}
         messages.append({**more, "role": role, "content": content})
-    rest = {name: value for name, value in row.items() if name not in ("conversations", "messages", "system")}
+    rest = {
+        name: value
+        for name, value in row.items()
+        if name not in ("conversations", "messages", "system")
+    }
     return {"messages": messages, **rest}
 
 
@@ -94,27 +115,48 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def turns_of(messages: Any) -> list[dict[str, Any]]:
-    """Read the turns of a chat, each with a `role` and its `content` as one text, or None next to tool calls.
+    """Read the turns of a chat, each with a `role` and its `content` as one text, or None next to
+    tool calls.
 
     Thoughts, whatever a set calls them, stand under the two names that templates ask for.
 
     Raises:
         ValueError: it is no chat, or not one of texts.
     """
-    if not isinstance(messages, list) or not all(isinstance(message, Mapping) for message in messages):
+    if not isinstance(messages, list) or not all(
+        isinstance(message, Mapping) for message in messages
+    ):
         raise ValueError(f"'messages' must be a list of turns, but is {reprlib.repr(messages)}.")
     turns = []
     for message in messages:
         content = message.get("content")
-        if isinstance(content, list) and all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+        if isinstance(content, list) and all(
+            isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content
+        ):
             content = "".join(part["text"] for part in content)
         says_nothing = content is None and bool(message.get("tool_calls"))
-        if not isinstance(message.get("role"), str) or not (isinstance(content, str) or says_nothing):
-            raise ValueError(f"A turn needs 'role' and 'content', both texts, but this one is {reprlib.repr(dict(message))}.")
-        thought = next((message[name] for name in THOUGHTS if isinstance(message.get(name), str) and message[name]), None)
+        if not isinstance(message.get("role"), str) or not (
+            isinstance(content, str) or says_nothing
+        ):
+            raise ValueError(
+                "A turn needs 'role' and 'content', both texts, but this one is "
+                f"{reprlib.repr(dict(message))}."
+            )
+        thought = next(
+            (
+                message[name]
+                for name in THOUGHTS
+                if isinstance(message.get(name), str) and message[name]
+            ),
+            None,
+        )
         thoughts = {} if thought is None else {"reasoning_content": thought, "thinking": thought}
         turns.append({**message, "content": content, **thoughts})
-        for part in (content or "", thought or "", json.dumps(message, ensure_ascii=False, default=str)):
+        for part in (
+            content or "",
+            thought or "",
+            json.dumps(message, ensure_ascii=False, default=str),
+        ):
             whole_characters(part)
     return turns
 
@@ -142,6 +184,10 @@ def leave_out(refused: list[str], count: int) -> None:
         ValueError: they are more than half of all rows.
     """
     if len(refused) > MANY * count:
-        raise ValueError(refused[0] if count == 1 else f"{len(refused)} of {count} rows cannot be used. {refused[0]}")
+        raise ValueError(
+            refused[0]
+            if count == 1
+            else f"{len(refused)} of {count} rows cannot be used. {refused[0]}"
+        )
     if refused:
         logger.warning("%d of %d rows are left out. %s", len(refused), count, refused[0])

@@ -1,4 +1,6 @@
-"""Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a `.gguf` file."""
+"""Opening the causal LM that answers, and that drafters are trained for: a folder, a Hub id, or a
+`.gguf` file.
+"""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -45,7 +47,8 @@ def refuse_packed(name: str | Path, why: str) -> None:
     """
     if is_packed(name):
         raise ValueError(
-            f"{name} is a packed file, and {why}: paradraft export {name} DIR makes a folder of ordinary weights of it."
+            f"{name} is a packed file, and {why}: paradraft export {name} DIR makes a folder of "
+            "ordinary weights of it."
         )
 
 
@@ -61,7 +64,10 @@ def check_context(config: PreTrainedConfig, max_length: int) -> None:
     """
     context = getattr(config.get_text_config(), "max_position_embeddings", None)
     if context is not None and max_length > context:
-        raise ValueError(f"max_length={max_length} is longer than the model's context of {context} tokens: lower it.")
+        raise ValueError(
+            f"max_length={max_length} is longer than the model's context of {context} tokens: "
+            "lower it."
+        )
 
 
 def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
@@ -78,13 +84,15 @@ def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
     for number, row in enumerate(() if rows is None else rows["input_ids"], 1):
         if (largest := max(row)) >= size:
             raise ValueError(
-                f"A sample (number {number}) has the token {largest}, and the model's embedding {size} rows: the tokenizer is "
-                "another model's, or tokens were added that the model was not resized for."
+                f"A sample (number {number}) has the token {largest}, and the model's embedding "
+                f"{size} rows: the tokenizer is another model's, or tokens were added that the "
+                "model was not resized for."
             )
 
 
 def check_there(name: str | Path) -> None:
-    """Refuse a path on this machine where nothing is: as a name on the Hub it would only be an odd one.
+    """Refuse a path on this machine where nothing is: as a name on the Hub it would only be an odd
+    one.
 
     Raises:
         OSError: nothing is there.
@@ -112,14 +120,18 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         OSError, ValueError: as for `open_model`; or a folder has none.
     """
-    if Path(name).is_dir() and not any(file.exists() for pattern in TOKENIZERS for file in Path(name).glob(pattern)):
+    if Path(name).is_dir() and not any(
+        file.exists() for pattern in TOKENIZERS for file in Path(name).glob(pattern)
+    ):
         raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
     if not is_packed(name):
         check_there(name)
         with _whole_files(name):
             return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     with _reading(name):
-        return AutoTokenizer.from_pretrained(Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False
+        )
 
 
 @names_folder
@@ -128,25 +140,36 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
 
     Args:
         name: a folder, a Hub id, or a `.gguf` file.
-        whole: unpack a file's weights; else they stay packed where there is a kernel, and computing is in fp32.
+        whole: unpack a file's weights; else they stay packed where there is a kernel, and computing
+            is in fp32.
         loading: `dtype`, `device_map`.
 
     Raises:
-        OSError, ValueError: nothing loadable there, a damaged file, or weights are missing; of a packed file, what is the matter
-            with it.
+        OSError, ValueError: nothing loadable there, a damaged file, or weights are missing; of a
+            packed file, what is the matter with it.
     """
     if is_packed(name):
-        packed = {"quantization_config": GgufConfig(dequantize=True)} if whole else {"dtype": torch.float32}
+        packed = (
+            {"quantization_config": GgufConfig(dequantize=True)}
+            if whole
+            else {"dtype": torch.float32}
+        )
         file = {"gguf_file": Path(name).name, "trust_remote_code": False}
         with _reading(name):
-            return AutoModelForCausalLM.from_pretrained(Path(name).parent, **{**loading, **packed, **file}).eval()
+            return AutoModelForCausalLM.from_pretrained(
+                Path(name).parent, **{**loading, **packed, **file}
+            ).eval()
     check_there(name)
     adapted = find_adapter_config_file(name) is not None
     try:
         with _whole_files(name):
-            model, info = AutoModelForCausalLM.from_pretrained(name, **loading, trust_remote_code=False, output_loading_info=True)
+            model, info = AutoModelForCausalLM.from_pretrained(
+                name, **loading, trust_remote_code=False, output_loading_info=True
+            )
     except SafetensorError as error:
-        raise OSError(f"a weights file is truncated or damaged ({error}): download or save it again.") from None
+        raise OSError(
+            f"a weights file is truncated or damaged ({error}): download or save it again."
+        ) from None
     if not adapted:
         refuse_missing(info, type(model).__name__, name)
     return model.eval()
@@ -158,7 +181,9 @@ def _whole_files(name: str | Path) -> Iterator[None]:
     try:
         yield
     except (AssertionError, AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(f"{name} has files that are not a model's: {type(error).__name__}: {str(error)[:200]}") from error
+        raise ValueError(
+            f"{name} has files that are not a model's: {type(error).__name__}: {str(error)[:200]}"
+        ) from error
 
 
 @contextmanager
@@ -167,15 +192,19 @@ def _reading(name: str | Path) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        raise OSError(f"Reading {name} needs another package: pip install gguf ({error}).") from error
+        raise OSError(
+            f"Reading {name} needs another package: pip install gguf ({error})."
+        ) from error
     except Exception as error:  # a damaged or foreign file fails in many ways
         raise ValueError(
-            f"{name} cannot be read: it is damaged, or of an architecture that transformers has not ({error})."
+            f"{name} cannot be read: it is damaged, or of an architecture that transformers has "
+            f"not ({error})."
         ) from error
 
 
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
-    """Hash the names and a few numbers of all weights: another model of the same shape has another hash.
+    """Hash the names and a few numbers of all weights: another model of the same shape has another
+    hash.
 
     Args:
         model: some of its weights may be offloaded.

@@ -1,4 +1,6 @@
-"""A frozen target's states of texts, for drafters that learn from it; run if needed, or once and then read from disk."""
+"""A frozen target's states of texts, for drafters that learn from it; run if needed, or once and
+then read from disk.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,11 @@ ROWS = 256  # of which logits over all tokens are held at once
 
 
 @torch.no_grad()
-def states_of(target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor) -> dict[FeatureKey, Tensor]:
-    """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without running its head.
+def states_of(
+    target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor
+) -> dict[FeatureKey, Tensor]:
+    """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without running its
+    head.
 
     Args:
         target: frozen.
@@ -48,16 +53,18 @@ def states_of(target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTens
 class TargetStates:
     """The states of texts that drafters read, and the distributions that they should have guessed.
 
-    Kept on disk, a text costs the target one forward in a whole training, and a row of its head over V' tokens instead of V
-    whenever it is learned from: what normalises the distribution is kept too. A file for each text, named by its tokens, so that
-    a run that stopped, another epoch, and another drafter that reads some of the same layers find what was there.
+    Kept on disk, a text costs the target one forward in a whole training, and a row of its head
+    over V' tokens instead of V whenever it is learned from: what normalises the distribution is
+    kept too. A file for each text, named by its tokens, so that a run that stopped, another epoch,
+    and another drafter that reads some of the same layers find what was there.
 
     Args:
         target: frozen.
         keys: what is wanted of every text.
         vocabulary: int64 `(V',)`, the tokens whose chances are wanted; None: all.
         folder: of the cache; None: the target runs every time.
-        max_bytes: of the folder, of which several processes have a share each; what is beyond is run every time.
+        max_bytes: of the folder, of which several processes have a share each; what is beyond is
+            run every time.
 
     Raises:
         ValueError: the folder has the states of another target, or lacks some of the layers.
@@ -79,28 +86,44 @@ class TargetStates:
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"{folder} is a file: name a folder for the cache.")
         self.rows = TargetHead(target, vocabulary)
-        config = {**target.config.get_text_config().to_dict(), "_name_or_path": None, "transformers_version": None}
+        config = {
+            **target.config.get_text_config().to_dict(),
+            "_name_or_path": None,
+            "transformers_version": None,
+        }
         self.identity = {
             "weights": fingerprint(target),
-            "config": hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode()).hexdigest()[:16],
+            "config": hashlib.sha256(
+                json.dumps(config, sort_keys=True, default=str).encode()
+            ).hexdigest()[:16],
             "dtype": str(target.dtype),
         }
         recorded: dict[str, Any] = {**self.identity, "keys": self.keys}
         if (record := folder / RECORD).exists():
             recorded = read_json(record)
         elif folder.exists() and any(folder.iterdir()):
-            raise ValueError(f"{folder} has files that are no states of a target: name another folder for the cache.")
-        self.stored_keys = tuple(recorded.pop("keys", ()))  # more than what is wanted here, where another drafter was first
+            raise ValueError(
+                f"{folder} has files that are no states of a target: name another folder for the "
+                "cache."
+            )
+        # more than what is wanted here, where another drafter was first
+        self.stored_keys = tuple(recorded.pop("keys", ()))
         if other := other_settings(recorded, self.identity):
-            raise ValueError(f"{folder} keeps the states of another target ({other}): name another folder.")
+            raise ValueError(
+                f"{folder} keeps the states of another target ({other}): name another folder."
+            )
         if missing := [str(key) for key in self.keys if key not in self.stored_keys]:
-            raise ValueError(f"{folder} keeps the states of other layers, not of {', '.join(missing)}: name another folder.")
+            raise ValueError(
+                f"{folder} keeps the states of other layers, not of {', '.join(missing)}: name "
+                "another folder."
+            )
         present = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         processes = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
         self.room = (max_bytes - present) / processes
 
     def __call__(self, ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
-        """Read or compute the target's states of texts, by key, `(B, N, hidden)`; those of padding are meaningless.
+        """Read or compute the target's states of texts, by key, `(B, N, hidden)`; those of padding
+        are meaningless.
 
         Args:
             ids: int64 `(B, N)`, padded on the right.
@@ -108,21 +131,33 @@ class TargetStates:
         """
         if self.folder is None:
             return self._states(self.keys, ids, lengths)
-        files = [_file_of(self.folder, row[:length]) for row, length in zip(ids, lengths.tolist(), strict=True)]
+        files = [
+            _file_of(self.folder, row[:length])
+            for row, length in zip(ids, lengths.tolist(), strict=True)
+        ]
         names = [*map(str, self.keys), "normaliser"]
         states = [_read(file, names) if file.exists() else None for file in files]
         if missing := [row for row, state in enumerate(states) if state is None]:
             missing_ids, width = ids[missing], int(lengths[missing].max())
-            for row, state in zip(missing, self._run(missing_ids[:, :width], lengths[missing]), strict=True):
+            for row, state in zip(
+                missing, self._run(missing_ids[:, :width], lengths[missing]), strict=True
+            ):
                 self._keep(files[row], state)
                 states[row] = state
         width = ids.shape[1]
         return {
-            key: torch.stack([F.pad(state[str(key)], (0, 0, 0, width - len(state[str(key)]))) for state in states]).to(ids.device)
+            key: torch.stack(
+                [
+                    F.pad(state[str(key)], (0, 0, 0, width - len(state[str(key)])))
+                    for state in states
+                ]
+            ).to(ids.device)
             for key in (*self.keys, "normaliser")
         }
 
-    def probabilities(self, states: dict[Any, Tensor], rows: LongTensor, places: LongTensor) -> Tensor:
+    def probabilities(
+        self, states: dict[Any, Tensor], rows: LongTensor, places: LongTensor
+    ) -> Tensor:
         """Compute the target's distributions over the tokens that are wanted, float32 `(n, V')`.
 
         Args:
@@ -135,7 +170,9 @@ class TargetStates:
         distributions = []
         for chunk in wanted.split(ROWS):
             p = self.head.logits(chunk).float().softmax(-1)
-            distributions.append(p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)])
+            distributions.append(
+                p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)]
+            )
         return torch.cat(distributions)
 
     def keep(self, ids: LongTensor, caught: dict[FeatureKey, Tensor]) -> None:
@@ -143,10 +180,13 @@ class TargetStates:
 
         Args:
             ids: int64 `(N,)`, cut where training will cut it.
-            caught: by each of `stored_keys`, `(at least N - 1, hidden)`: nothing is learned from the state of a last token.
+            caught: by each of `stored_keys`, `(at least N - 1, hidden)`: nothing is learned from
+                the state of a last token.
         """
         assert self.folder is not None
-        states = {key: F.pad(rows, (0, 0, 0, len(ids) - len(rows)))[None] for key, rows in caught.items()}
+        states = {
+            key: F.pad(rows, (0, 0, 0, len(ids) - len(rows)))[None] for key, rows in caught.items()
+        }
         (whole,) = self._by_text(states, [len(ids)])
         self._keep(_file_of(self.folder, ids), whole)
 
@@ -155,22 +195,33 @@ class TargetStates:
         return self._by_text(self._states(self.stored_keys, ids, lengths), lengths.tolist())
 
     def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
-        """Split states `(B, N, hidden)` into those of each text, with what normalises the distribution after each token."""
+        """Split states `(B, N, hidden)` into those of each text, with what normalises the
+        distribution after each token.
+        """
         shape = states["normed"].shape[:2]
         rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -shape.numel() % ROWS))
-        sums = [self.head.logits(chunk).float().logsumexp(-1, keepdim=True) for chunk in rows.split(ROWS)]
+        sums = [
+            self.head.logits(chunk).float().logsumexp(-1, keepdim=True)
+            for chunk in rows.split(ROWS)
+        ]
         states["normaliser"] = torch.cat(sums)[: shape.numel()].unflatten(0, shape)
         return [
             {str(key): value[row, :length].cpu().contiguous() for key, value in states.items()}
             for row, length in enumerate(lengths)
         ]
 
-    def _states(self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
-        """Compute states by key, `(B, N, hidden)`, in a forward as wide as a multiple of `SHAPES`, or as the target's context."""
+    def _states(
+        self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor
+    ) -> dict[Any, Tensor]:
+        """Compute states by key, `(B, N, hidden)`, in a forward as wide as a multiple of `SHAPES`,
+        or as the target's context.
+        """
         width, context = ids.shape[1], learned_context(self.target)
         padded = width + -width % SHAPES
         ids = F.pad(ids, (0, (padded if context is None else min(padded, context)) - width))
-        states = states_of(self.target, keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None])
+        states = states_of(
+            self.target, keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        )
         return {key: value[:, :width] for key, value in states.items()}
 
     def _keep(self, file: Path, tensors: dict[str, Tensor]) -> None:
@@ -179,7 +230,10 @@ class TargetStates:
         if file.exists():  # another process was first, or the text is twice in a batch
             return
         if size > self.room:
-            logger.warning_once(f"{file.parent} is full: the states of further texts are computed whenever they are needed.")
+            logger.warning_once(
+                f"{file.parent} is full: the states of further texts are computed whenever they "
+                "are needed."
+            )
             return
         temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
         try:

@@ -1,4 +1,6 @@
-"""Training on a frozen target that runs in the same process: what the runs of such drafters share."""
+"""Training on a frozen target that runs in the same process: what the runs of such drafters
+share.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,22 @@ class TargetTraining(TrainingOptions):
 
     recorded: ClassVar[tuple[str, ...]] = ("loss",)
 
-    target: str = option("The causal LM to speed up: folder, Hub id or .gguf file. It is not changed.")
-    target_id: str | None = option("The target's name on the Hub, where it is loaded from a folder.", None)
-    vocab: int | None = option("V': tokens that are guessed, the answers' most frequent; default: all.", None, least=1)
+    target: str = option(
+        "The causal LM to speed up: folder, Hub id or .gguf file. It is not changed."
+    )
+    target_id: str | None = option(
+        "The target's name on the Hub, where it is loaded from a folder.", None
+    )
+    vocab: int | None = option(
+        "V': tokens that are guessed, the answers' most frequent; default: all.", None, least=1
+    )
     loss: Loss = option(LOSSES, "tv")
-    cache_dir: Path | None = option("Keep the target's states of every text here: it runs once for all epochs.", None)
-    cache_gb: float | None = option("Size of that folder in GB, at most; default: 50.", None, least=0)
+    cache_dir: Path | None = option(
+        "Keep the target's states of every text here: it runs once for all epochs.", None
+    )
+    cache_gb: float | None = option(
+        "Size of that folder in GB, at most; default: 50.", None, least=0
+    )
 
     @property
     def source(self) -> str:
@@ -67,19 +79,26 @@ class TargetTraining(TrainingOptions):
         """Autocast to bf16 where that is faster. Weights stay in fp32."""
         return {"bf16": True, "use_cpu": not torch.cuda.is_available()} if trains_in_bf16() else {}
 
-    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
+    def open_model(
+        self, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ) -> PreTrainedModel:
         """Load the target, frozen, in the dtype that this hardware is fast at."""
         dtype = fast_dtype()
-        logger.warning("The target is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
+        logger.warning(
+            "The target is run in %s, which this hardware is fast at.",
+            str(dtype).removeprefix("torch."),
+        )
         if hub_name(self.target_id or self.target) is None:
             logger.warning(
-                "The drafter will not say which model it is for, and other engines ask: --target-id ORG/NAME names %s.",
+                "The drafter will not say which model it is for, and other engines ask: "
+                "--target-id ORG/NAME names %s.",
                 self.target,
             )
         return open_model(self.target, whole=True, dtype=dtype).to(device).requires_grad_(False)
 
     def vocabulary(self, inputs: RunInputs) -> LongTensor | None:
-        """Choose the ids that the drafter guesses, the most frequent of answers, int64 `(V',)`; None for all.
+        """Choose the ids that the drafter guesses, the most frequent of answers, int64 `(V',)`;
+        None for all.
 
         Raises:
             ValueError: `vocab` is too small, or larger than the target's.
@@ -88,7 +107,9 @@ class TargetTraining(TrainingOptions):
             return None
         return answer_vocabulary(inputs.train_set, self.vocab, inputs.tokenizer, inputs.model)
 
-    def states(self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None) -> TargetStates:
+    def states(
+        self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None
+    ) -> TargetStates:
         """Make the source of the target's states for the trainer."""
         folder = None if self.cache_dir is None else Path(self.cache_dir)
         size = {} if self.cache_gb is None else {"max_bytes": self.cache_gb * 1e9}
@@ -118,19 +139,33 @@ def unused_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
         return tokenizer.mask_token_id
     if len(tokenizer) < vocab_size:
         return vocab_size - 1
-    used = {tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
+    used = {
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+        tokenizer.unk_token_id,
+    }
     template = tokenizer.chat_template or ""
     for token, content in sorted(tokenizer.added_tokens_decoder.items(), reverse=True):
-        if content.special and token not in used and str(content) not in template and token < vocab_size:
+        if (
+            content.special
+            and token not in used
+            and str(content) not in template
+            and token < vocab_size
+        ):
             return token
-    raise ValueError("The tokenizer has no token that ordinary text does not use: add a mask token to it.")
+    raise ValueError(
+        "The tokenizer has no token that ordinary text does not use: add a mask token to it."
+    )
 
 
 @cache
 def trains_in_bf16() -> bool:
-    """Tell whether a thousand rows are multiplied faster in bfloat16 than in float32 on this hardware.
+    """Tell whether a thousand rows are multiplied faster in bfloat16 than in float32 on this
+    hardware.
 
-    A CPU with such instructions is timed, once: a run that is resumed there goes on in the same format.
+    A CPU with such instructions is timed, once: a run that is resumed there goes on in the same
+    format.
     """
     if torch.cuda.is_available() or fast_dtype() == torch.float32:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -146,7 +181,9 @@ def trains_in_bf16() -> bool:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """Measure the seconds of a matrix product of the size of a training step's: the best of some runs."""
+    """Measure the seconds of a matrix product of the size of a training step's: the best of some
+    runs.
+    """
     rows, weight = torch.ones(1024, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
     seconds = []
     for _ in range(5):

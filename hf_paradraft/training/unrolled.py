@@ -1,4 +1,6 @@
-"""Training of drafters that guess one token after the other, fed with their own states as in drafting (EAGLE-3, section 3.2)."""
+"""Training of drafters that guess one token after the other, fed with their own states as in
+drafting (EAGLE-3, section 3.2).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ TEXTS = 128  # whose states the shortlist is fitted to
 
 
 class Unrolled(torch.nn.Module):
-    """A drafter's guesses after the anchors of a batch, step by step on the text's tokens and its own states.
+    """A drafter's guesses after the anchors of a batch, step by step on the text's tokens and its
+    own states.
 
     Args:
         drafter: attached to its target.
@@ -37,8 +40,11 @@ class Unrolled(torch.nn.Module):
         self.drafter, self.count = drafter, count
         self.reads = (model,)  # whose parameters are the drafter's
 
-    def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
-        """Compute `logits` `(B, A, K, V')` of K guesses after each anchor, and the `states` `(B, A, K, hidden)` after them.
+    def forward(
+        self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]
+    ) -> dict[str, Tensor]:
+        """Compute `logits` `(B, A, K, V')` of K guesses after each anchor, and the `states` `(B, A,
+        K, hidden)` after them.
 
         Args:
             batch: from `AnchorCollator`.
@@ -46,11 +52,16 @@ class Unrolled(torch.nn.Module):
         """
         drafter, (model,), ids = self.drafter, self.reads, batch["input_ids"]
         cache = DynamicCache()
-        size, chains = ids.shape[1] - 1, batch["anchors"].shape[1]  # row j of a text reads token j + 1 and the features of j
+        # row j of a text reads token j + 1 and the features of j
+        size, chains = (
+            ids.shape[1] - 1,
+            batch["anchors"].shape[1],
+        )
         rows = torch.arange(size, device=ids.device)
         causal = additive((rows <= rows[:, None])[None, None], drafter.dtype)
         fused = model.fuse(states)[:, :-1]
-        # Of the text only keys and values are learned from: anchors are read again, so that nothing else has a gradient.
+        # Of the text only keys and values are learned from: anchors are read again, so that nothing
+        # else has a gradient.
         model.run(model.text(ids[:, 1:], fused), causal, rows.expand(len(ids), -1), cache)
         last = batch["places"][..., 0].sub(1).clamp(min=0)  # the row that reads the anchor
         seen = rows < last[..., None]  # (B, A, rows)
@@ -84,16 +95,27 @@ class UnrolledTrainer(AnchorTrainer):
 
     @torch.no_grad()
     def some_states(self) -> Tensor:
-        """Compute the drafter's states in some texts, `(n, hidden)`: the same ones however often the run was stopped."""
+        """Compute the drafter's states in some texts, `(n, hidden)`: the same ones however often
+        the run was stopped.
+        """
         self.model.eval()
-        collate = AnchorCollator(self.data_collator.num_anchors, self.data_collator.block_size, self.args.seed)
-        chosen = torch.randperm(len(self.train_dataset), generator=torch.Generator().manual_seed(self.args.seed))[:TEXTS]
+        collate = AnchorCollator(
+            self.data_collator.num_anchors, self.data_collator.block_size, self.args.seed
+        )
+        chosen = torch.randperm(
+            len(self.train_dataset), generator=torch.Generator().manual_seed(self.args.seed)
+        )[:TEXTS]
         read = []
         for rows in chosen.split(self.args.train_batch_size):
-            inputs = self._prepare_inputs(collate([self.train_dataset[row] for row in rows.tolist()]))
+            inputs = self._prepare_inputs(
+                collate([self.train_dataset[row] for row in rows.tolist()])
+            )
             states = self.states(inputs["input_ids"], inputs["lengths"])
             with self.compute_loss_context_manager():
-                outputs = self.model(inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features})
+                outputs = self.model(
+                    inputs,
+                    {key: states[key].to(self.drafter.dtype) for key in self.drafter.features},
+                )
             read.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
         return torch.cat(read)
 
@@ -107,9 +129,13 @@ class UnrolledTraining(TargetTraining):
     fading: ClassVar[float]  # the weight of each further step, of that before it
     drafter: ClassVar[type[Any]]
 
-    num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 5, least=1)
+    num_draft_tokens: int = option(
+        "K: tokens drafted one after the other, in training too.", 5, least=1
+    )
     num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
-    begin_with: str | None = option("A trained drafter to go on from: folder or Hub id; it keeps its --vocab.", None)
+    begin_with: str | None = option(
+        "A trained drafter to go on from: folder or Hub id; it keeps its --vocab.", None
+    )
 
     @property
     def sources(self) -> tuple[str | Path | None, ...]:
@@ -120,7 +146,9 @@ class UnrolledTraining(TargetTraining):
         """Implement `TrainingOptions.check`."""
         super().check()
         if self.begin_with and self.vocab:
-            raise ValueError("begin_with is a drafter with a vocabulary of its own: leave out vocab.")
+            raise ValueError(
+                "begin_with is a drafter with a vocabulary of its own: leave out vocab."
+            )
 
     @property
     def defaults(self) -> dict[str, Any]:

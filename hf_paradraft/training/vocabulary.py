@@ -11,8 +11,11 @@ from ..chat import end_tokens
 from .data import IGNORED
 
 
-def answer_vocabulary(rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel) -> LongTensor:
-    """Choose the `size` most frequent ids of answers, special ids and those that end a text included; int64 `(V',)`, rising.
+def answer_vocabulary(
+    rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel
+) -> LongTensor:
+    """Choose the `size` most frequent ids of answers, special ids and those that end a text
+    included; int64 `(V',)`, rising.
 
     Args:
         rows: from `encode_rows`.
@@ -27,8 +30,11 @@ def answer_vocabulary(rows: Iterable[dict], size: int, tokenizer: PreTrainedToke
     return most_frequent(texts, size, always, target.config.get_text_config().vocab_size)
 
 
-def most_frequent(texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int) -> LongTensor:
-    """Choose `size` ids, rising: those in `always`, then the most frequent, then the lowest of those that never occur.
+def most_frequent(
+    texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int
+) -> LongTensor:
+    """Choose `size` ids, rising: those in `always`, then the most frequent, then the lowest of
+    those that never occur.
 
     Args:
         texts: ids that the target has written.
@@ -42,9 +48,11 @@ def most_frequent(texts: Iterable[Iterable[int]], size: int, always: Iterable[in
     wanted = sorted({token for token in always if 0 <= token < vocab_size})
     if not len(wanted) < size <= vocab_size:
         raise ValueError(
-            f"A vocabulary of {size} tokens: it must hold the {len(wanted)} special ones and some more, and at most the target's "
-            f"{vocab_size}."
+            f"A vocabulary of {size} tokens: it must hold the {len(wanted)} special ones and some "
+            f"more, and at most the target's {vocab_size}."
         )
     counts = Counter(token for text in texts for token in text)
-    ranked = dict.fromkeys([*wanted, *(token for token, _ in counts.most_common()), *range(vocab_size)])
+    ranked = dict.fromkeys(
+        [*wanted, *(token for token, _ in counts.most_common()), *range(vocab_size)]
+    )
     return torch.tensor(sorted(list(ranked)[:size]))

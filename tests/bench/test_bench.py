@@ -12,7 +12,17 @@ from tiny import near_copy, tiny_model
 from transformers import AutoModelForCausalLM
 
 import hf_paradraft
-from hf_paradraft.bench import Measurement, Prompt, Settings, assisted, bench, drafted, plain, prompt_lookup, records
+from hf_paradraft.bench import (
+    Measurement,
+    Prompt,
+    Settings,
+    assisted,
+    bench,
+    drafted,
+    plain,
+    prompt_lookup,
+    records,
+)
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.measure import check_equality
 from hf_paradraft.bench.methods import Variant, replayed
@@ -26,14 +36,18 @@ from hf_paradraft.report.tables import markdown, table
 
 
 def pard_chain(drafter, length):
-    return drafted(Variant(f"pard-chain-k{length}", drafter, hf_paradraft.SpeculationConfig(length, None)))
+    return drafted(
+        Variant(f"pard-chain-k{length}", drafter, hf_paradraft.SpeculationConfig(length, None))
+    )
 
 
 @pytest.fixture(scope="module")
 def results():
     target = tiny_model(dtype=torch.float32)
     drafter = near_copy(target)
-    prompts = [Prompt(name, torch.tensor([[i, 2, 3]])) for i, name in enumerate(["a", "a", "b", "b"])]
+    prompts = [
+        Prompt(name, torch.tensor([[i, 2, 3]])) for i, name in enumerate(["a", "a", "b", "b"])
+    ]
     methods = [
         plain(),
         assisted(tiny_model(seed=3, dtype=torch.float32), 3),
@@ -62,7 +76,14 @@ def test_forwards_are_counted(results):
 @pytest.mark.slow
 def test_records_and_report(results):
     rows = records(results)
-    names = ["plain", "assisted-k3", "assisted-default", "prompt-lookup", "pard-chain-k2", "pard-chain-k4"]
+    names = [
+        "plain",
+        "assisted-k3",
+        "assisted-default",
+        "prompt-lookup",
+        "pard-chain-k2",
+        "pard-chain-k4",
+    ]
     assert [row["method"] for row in rows] == names
     assert rows[0]["speedup"] == 1
     assert rows[0]["tau"] == 1
@@ -70,7 +91,11 @@ def test_records_and_report(results):
     assert rows[5]["tau_drafted"] == rows[5]["tau"] - 1
     assert set(rows[0]["by_category"]) == {"a", "b"}
     read = json.loads(json.dumps(rows))
-    runs = [Measurement(**{name: row[name] for name in NOT_IN_RUNS}, **run) for row in read for run in row["runs"]]
+    runs = [
+        Measurement(**{name: row[name] for name in NOT_IN_RUNS}, **run)
+        for row in read
+        for run in row["runs"]
+    ]
     assert runs == sorted(results, key=lambda entry: names.index(entry.method))
     console = Console(record=True, width=200)
     console.print(table(rows, "title"))
@@ -82,8 +107,10 @@ def test_records_and_report(results):
 def test_tables_can_be_read_in_80_columns(count):
     values = {f"category {index}": 1.01 + index / 100 for index in range(count)}
     row = {
-        "method": "pard-tree-k12-n16-lookup", "batch_size": 1, "temperature": 0, "tokens_per_second": 1234.0, "speedup": 2.0,
-        "speedup_quartiles": [0.66, 2.0, 12.06], "tau": 3.0, "matches_reference": 1.0, "by_category": values,
+        "method": "pard-tree-k12-n16-lookup", "batch_size": 1, "temperature": 0,
+        "tokens_per_second": 1234.0, "speedup": 2.0,
+        "speedup_quartiles": [0.66, 2.0, 12.06], "tau": 3.0, "matches_reference": 1.0,
+        "by_category": values,
     }  # fmt: skip
     console = Console(record=True, width=80)
     console.print(table([row], "title"))
@@ -99,7 +126,8 @@ def test_records_split_the_time_and_count_acceptance(results):
     assert "time_split" not in rows[0]
     assert sum(rows[5]["time_split"].values()) == pytest.approx(1)
     assert min(rows[5]["time_split"].values()) > 0
-    assert 0 < rows[5]["acceptance_by_position"][0] <= 1  # so small a model is not drafted for for long
+    # so small a model is not drafted for for long
+    assert 0 < rows[5]["acceptance_by_position"][0] <= 1
     assert 2**20 < rows[0]["peak_bytes"] < 2**40
 
 
@@ -121,7 +149,9 @@ def test_a_replay_is_always_right(batch_size):
     target = tiny_model(dtype=torch.float32)
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("b", torch.tensor([[4, 5]]))]
     method = dataclasses.replace(replayed(4), using=nullcontext)
-    method.drafter.speculation_config.never_slower = False  # or it would rest: so small a target is the faster one
+    method.drafter.speculation_config.never_slower = (
+        False  # or it would rest: so small a target is the faster one
+    )
     settings = Settings(11, (batch_size,), (0.0, 1.0), warm_up=1)
     rows = bench(target, [plain(), method], prompts, settings, pad_token_id=0, progress=False)
     for row in rows:
@@ -135,29 +165,57 @@ def test_a_replay_is_always_right(batch_size):
 def test_prompt_tokens_next_to_chains_and_trees():
     torch.manual_seed(0)
     accuracy = [[0.5 * 0.5**rank for rank in range(8)]] * 3
-    adapter = hf_paradraft.PpdDrafter.from_model(get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(accuracy=accuracy)))
-    prompted = hf_paradraft.PromptedDrafter(get_peft_model(tiny_model(seed=3, dtype=torch.float32), PpdConfig()))
+    adapter = hf_paradraft.PpdDrafter.from_model(
+        get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(accuracy=accuracy))
+    )
+    prompted = hf_paradraft.PromptedDrafter(
+        get_peft_model(tiny_model(seed=3, dtype=torch.float32), PpdConfig())
+    )
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]]))]
-    methods = methods_of(Case.methods, near_copy(tiny_model(dtype=torch.float32)), None, others=[adapter, prompted])
+    methods = methods_of(
+        Case.methods, near_copy(tiny_model(dtype=torch.float32)), None, others=[adapter, prompted]
+    )
     assert [method.name for method in methods[-2:]] == ["ppd-auto", "ppd-drafter-auto"]
-    assert all(result.same for result in bench(tiny_model(dtype=torch.float32), methods, prompts, Settings(24), progress=False))
-    assert [method.name for method in methods_of(Case.methods, adapter, None)] == ["plain", "prompt-lookup", "ppd-auto"]
+    assert all(
+        result.same
+        for result in bench(
+            tiny_model(dtype=torch.float32), methods, prompts, Settings(24), progress=False
+        )
+    )
+    assert [method.name for method in methods_of(Case.methods, adapter, None)] == [
+        "plain",
+        "prompt-lookup",
+        "ppd-auto",
+    ]
     with pytest.raises(ValueError, match="hopeless"):
         methods_of(Case.hopeless, adapter, None)
 
 
 def test_drafters_of_one_kind_are_told_apart():
-    first, second = near_copy(tiny_model(dtype=torch.float32)), near_copy(tiny_model(dtype=torch.float32))
+    first = near_copy(tiny_model(dtype=torch.float32))
+    second = near_copy(tiny_model(dtype=torch.float32))
     first.name_or_path, second.name_or_path = "somewhere/small", "user/large"
-    other = hf_paradraft.ParallelSpecDrafter.from_target(tiny_model(dtype=torch.float32), num_masks=2)
-    names = [method.name for method in methods_of(Case.methods, first, None, (2,), (6,), others=[second, other])]
-    assert names[2:6] == ["pard-chain-k2@small", "pard-tree-k2-n6@small", "pard-chain-k2@large", "pard-tree-k2-n6@large"]
+    other = hf_paradraft.ParallelSpecDrafter.from_target(
+        tiny_model(dtype=torch.float32), num_masks=2
+    )
+    names = [
+        method.name
+        for method in methods_of(Case.methods, first, None, (2,), (6,), others=[second, other])
+    ]
+    assert names[2:6] == [
+        "pard-chain-k2@small",
+        "pard-tree-k2-n6@small",
+        "pard-chain-k2@large",
+        "pard-tree-k2-n6@large",
+    ]
     assert names[6:] == ["parallelspec-chain-k2", "parallelspec-tree-k2-n6"]
 
 
 def test_drafters_without_folders_are_numbered():
     first, second = hf_paradraft.NgramDrafter(), hf_paradraft.NgramDrafter()
-    names = [method.name for method in methods_of(Case.methods, first, None, (2,), (), others=[second])]
+    names = [
+        method.name for method in methods_of(Case.methods, first, None, (2,), (), others=[second])
+    ]
     assert names[2:] == ["ngram-chain-k2@1", "ngram-chain-k2@2"]
 
 
@@ -172,7 +230,10 @@ def test_speedup_is_the_mean_over_categories_of_medians():
 
 
 def test_the_median_of_repeats_counts():
-    results = [Measurement("plain", "a", 0, 1, 0.0, 10, 5, [1.0, 9.0, 1.0]), Measurement("fast", "a", 0, 1, 0.0, 10, 5, [0.5])]
+    results = [
+        Measurement("plain", "a", 0, 1, 0.0, 10, 5, [1.0, 9.0, 1.0]),
+        Measurement("fast", "a", 0, 1, 0.0, 10, 5, [0.5]),
+    ]
     assert records(results)[1]["speedup"] == 2.0
 
 
@@ -185,7 +246,10 @@ def test_batches_are_counted_by_their_own_tokens():
     settings = Settings(16, batch_sizes=(1, 2), temperatures=(0.0, 1.0))
     results = bench(target, methods, prompts, settings, pad_token_id=0, progress=False)
     rows = [entry for entry in results if (entry.batch_size, entry.temperature) == (2, 0)]
-    assert [row.method for row in rows] == ["plain", "pard-chain-k4"] * 2  # prompt lookup takes one; the fifth prompt is no batch
+    assert [row.method for row in rows] == [
+        "plain",
+        "pard-chain-k4",
+    ] * 2  # prompt lookup takes one; the fifth prompt is no batch
     assert all(row.same for row in rows)
     assert rows[0].tokens == rows[1].tokens == rows[0].forwards
     assert rows[1].forwards < rows[0].forwards
@@ -204,14 +268,25 @@ def test_equality_is_decided_in_fp32():
     target.generation_config.eos_token_id = None
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
     other = dataclasses.replace(plain(), name="other", arguments={"repetition_penalty": 5.0})
-    methods = [plain(), pard_chain(near_copy(tiny_model(vocab_size=2048, dtype=torch.float32)), 4), other]
+    methods = [
+        plain(),
+        pard_chain(near_copy(tiny_model(vocab_size=2048, dtype=torch.float32)), 4),
+        other,
+    ]
     results = bench(target, methods, prompts, Settings(16), progress=False)
     assert [entry.same for entry in results] == [None] * 6
     assert [entry.same_here for entry in results][::3] == [True, True]
     saved, before = [], {name: buffer.clone() for name, buffer in target.named_buffers()}
-    assert any(buffer.dtype == torch.float32 for buffer in before.values())  # what rounding would spoil
+    # what rounding would spoil
+    assert any(buffer.dtype == torch.float32 for buffer in before.values())
     check_equality(
-        target, methods, prompts, Settings(16), results, save=lambda entries: saved.append(len(entries)), progress=False
+        target,
+        methods,
+        prompts,
+        Settings(16),
+        results,
+        save=lambda entries: saved.append(len(entries)),
+        progress=False,
     )
     assert all(torch.equal(buffer, before[name]) for name, buffer in target.named_buffers())
     assert {parameter.dtype for parameter in target.parameters()} == {torch.bfloat16}
@@ -246,21 +321,30 @@ def test_a_narrow_terminal_shows_figures(results):
 def test_names_end_no_cell_and_command_nothing(results, tmp_path):
     """They come from files of others: a folder, a set of questions, a JSON file."""
     rows = [
-        {**row, "method": f"x$a_$|{row['method']}", "by_category": {"a\nb|c": 1.0, "\x1b[31m$_$": 2.0}}
+        {
+            **row,
+            "method": f"x$a_$|{row['method']}",
+            "by_category": {"a\nb|c": 1.0, "\x1b[31m$_$": 2.0},
+        }
         for row in records(results)
     ]
     for text in (markdown(rows), markdown(rows, by_category=False)):
         assert len({line.count("|") for line in text.splitlines()}) == 1
     console = Console(width=200)
-    assert "\x1b[31m" not in "".join(segment.text for segment in console.render(table(rows, "title")))
+    assert "\x1b[31m" not in "".join(
+        segment.text for segment in console.render(table(rows, "title"))
+    )
     assert len([*draw(rows, tmp_path)]) > 2  # a dollar begins no mathematics
 
 
 @pytest.mark.parametrize(
-    "changes", [{"speedup": None}, {"by_category": {"a": None}}, {"method": 1}, {"speedup_quartiles": [None]}]
+    "changes",
+    [{"speedup": None}, {"by_category": {"a": None}}, {"method": 1}, {"speedup_quartiles": [None]}],
 )
 def test_records_with_holes_are_refused(results, changes, tmp_path):
-    (tmp_path / "bench.json").write_text(json.dumps([{**row, **changes} for row in records(results)]))
+    (tmp_path / "bench.json").write_text(
+        json.dumps([{**row, **changes} for row in records(results)])
+    )
     with pytest.raises(ValueError, match="measure again"):
         read_bench(tmp_path / "bench.json")
 
@@ -283,7 +367,10 @@ def test_transformers_own_methods_are_left_out_for_recurrent_targets():
     names = [
         method.name
         for method in methods_of(
-            Case.methods, near_copy(tiny_model(dtype=torch.float32)), tiny_model(dtype=torch.float32), recurrent=True
+            Case.methods,
+            near_copy(tiny_model(dtype=torch.float32)),
+            tiny_model(dtype=torch.float32),
+            recurrent=True,
         )
     ]
     assert not any(name.startswith(("assisted", "prompt-lookup")) for name in names)

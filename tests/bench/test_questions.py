@@ -15,13 +15,19 @@ from hf_paradraft.demo import FAMILY, GENERAL, QUESTIONS
 
 
 def write(file, *rows):
-    file.write_text("\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n")
+    file.write_text(
+        "\n".join(row if isinstance(row, str) else json.dumps(row) for row in rows) + "\n"
+    )
     return file
 
 
 def test_placeholders_are_no_questions(tmp_path):
     turn = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-    file = write(tmp_path / "speed.jsonl", {"category": "math", "turns": ["Is 7 prime?"]}, {"category": "math", "turns": [turn]})
+    file = write(
+        tmp_path / "speed.jsonl",
+        {"category": "math", "turns": ["Is 7 prime?"]},
+        {"category": "math", "turns": [turn]},
+    )
     with pytest.raises(ValueError, match="row 2: SPEED-Bench leaves this question"):
         load_questions(file)
 
@@ -29,7 +35,13 @@ def test_placeholders_are_no_questions(tmp_path):
 def test_questions_of_every_format_are_read(tmp_path):
     file = write(
         tmp_path / "mine.jsonl",
-        {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."], "reference": []},  # Spec-Bench
+        # Spec-Bench
+        {
+            "question_id": 81,
+            "category": "writing",
+            "turns": ["Compose a post.", "Rewrite it."],
+            "reference": [],
+        },
         {
             "messages": [
                 {"role": "user", "content": "Hi"},
@@ -49,7 +61,10 @@ def test_questions_of_every_format_are_read(tmp_path):
         Question("mine", ("How many?",)),
         Question("mine", ("Once\u2028more",)),
     ]
-    assert [question.category for question in load_questions(file, per_category=1)] == ["writing", "mine"]
+    assert [question.category for question in load_questions(file, per_category=1)] == [
+        "writing",
+        "mine",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -83,9 +98,18 @@ def test_missing_and_empty_files_are_refused(tmp_path):
 def test_questions_are_read_from_the_hub(hub, tmp_path):
     from huggingface_hub import HfApi
 
-    rows = write(tmp_path / "test.jsonl", {"question": "How many?", "answer": "4"}, {"question": "How few?", "answer": "3"})
+    rows = write(
+        tmp_path / "test.jsonl",
+        {"question": "How many?", "answer": "4"},
+        {"question": "How few?", "answer": "3"},
+    )
     HfApi().create_repo("user/questions", repo_type="dataset")
-    HfApi().upload_file(path_or_fileobj=rows, path_in_repo="test.jsonl", repo_id="user/questions", repo_type="dataset")
+    HfApi().upload_file(
+        path_or_fileobj=rows,
+        path_in_repo="test.jsonl",
+        repo_id="user/questions",
+        repo_type="dataset",
+    )
     expected = [Question("questions", ("How many?",)), Question("questions", ("How few?",))]
     assert load_questions("user/questions") == expected
     assert load_questions("user/questions:default:test") == expected
@@ -98,7 +122,9 @@ def test_later_turns_follow_the_targets_own_answers():
     target = tiny_model(vocab_size=len(tokenizer))
     first, second = ask([Question("a", ("Hello", "Again"))], tokenizer, target, 6)
     assert torch.equal(first.ids, encode_question(tokenizer, "Hello"))
-    answer = target.generate(first.ids, attention_mask=torch.ones_like(first.ids), do_sample=False, max_new_tokens=6)[0]
+    answer = target.generate(
+        first.ids, attention_mask=torch.ones_like(first.ids), do_sample=False, max_new_tokens=6
+    )[0]
     spoken = tokenizer.decode(answer[first.ids.shape[1] :], skip_special_tokens=True)
     said = [("user", "Hello"), ("assistant", spoken), ("user", "Again")]
     messages = [{"role": role, "content": content} for role, content in said]
@@ -110,7 +136,9 @@ def test_later_turns_follow_the_targets_own_answers():
 
 @pytest.mark.slow
 def test_the_embedded_questions_are_held_out():
-    """None shares 13 words in a row with what the family learned from: all lessons, and a fourth of what it was pretrained on."""
+    """None shares 13 words in a row with what the family learned from: all lessons, and a fourth of
+    what it was pretrained on.
+    """
     questions = load_questions(QUESTIONS)
     assert {question.category for question in questions} == set(CATEGORIES)
     assert len({question.turns for question in questions}) == len(questions) == 16 * len(CATEGORIES)

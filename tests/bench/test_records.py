@@ -50,12 +50,21 @@ def test_a_stopped_run_goes_on(tmp_path):
 
 
 def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
-    """A drafter that had been trained anew in the same folder went on with the former one's figures."""
+    """A drafter that had been trained anew in the same folder went on with the former one's
+    figures.
+    """
     target, file = tiny_model(dtype=torch.float32), tmp_path / "results.json"
     prompts, console = [Prompt("a", torch.tensor([[1, 2, 3]]))], Console(quiet=True)
-    pard, ppd = near_copy(target), hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(dtype=torch.float32)))
+    pard = near_copy(target)
+    ppd = hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(dtype=torch.float32)))
     drafters = {"pard": pard, "ppd": ppd, "ngram": hf_paradraft.NgramDrafter()}
-    methods = [plain(), *(drafted(Variant(name, drafter, drafter.speculation_config)) for name, drafter in drafters.items())]
+    methods = [
+        plain(),
+        *(
+            drafted(Variant(name, drafter, drafter.speculation_config))
+            for name, drafter in drafters.items()
+        ),
+    ]
 
     def stopped(*_):
         raise Stopped
@@ -80,10 +89,15 @@ def test_nothing_measured_does_not_block_the_next_run(tmp_path):
     target, file = tiny_model(dtype=torch.float32), tmp_path / "results.json"
     prompts, methods = [Prompt("a", torch.tensor([[1, 2, 3]]))], [plain()]
     with pytest.raises(ValueError, match="Batches of 4"):
-        compare(target, methods, prompts, Console(quiet=True), Settings(4, batch_sizes=(4,)), file=file)
+        compare(
+            target, methods, prompts, Console(quiet=True), Settings(4, batch_sizes=(4,)), file=file
+        )
     with pytest.raises(ValueError, match="one name"):
         compare(target, [plain(), plain()], prompts, Console(quiet=True), Settings(4), file=file)
-    assert compare(target, methods, prompts, Console(quiet=True), Settings(4), file=file)[0]["tokens"] == 4
+    assert (
+        compare(target, methods, prompts, Console(quiet=True), Settings(4), file=file)[0]["tokens"]
+        == 4
+    )
 
 
 def test_without_memory_for_fp32_the_figures_are_kept(monkeypatch):
@@ -93,7 +107,11 @@ def test_without_memory_for_fp32_the_figures_are_kept(monkeypatch):
     monkeypatch.setattr("hf_paradraft.bench.compare.check_equality", full)
     console = Console(record=True, width=120)
     rows = compare(
-        tiny_model(dtype=torch.float32).bfloat16(), [plain()], [Prompt("a", torch.tensor([[1, 2]]))], console, Settings(4)
+        tiny_model(dtype=torch.float32).bfloat16(),
+        [plain()],
+        [Prompt("a", torch.tensor([[1, 2]]))],
+        console,
+        Settings(4),
     )
     assert rows[0]["matches_reference"] is None
     assert "not enough memory" in console.export_text()

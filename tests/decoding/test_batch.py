@@ -1,4 +1,6 @@
-"""Sequences of several calls in one batch: they join and leave between rounds, and each gets what it would get alone."""
+"""Sequences of several calls in one batch: they join and leave between rounds, and each gets what
+it would get alone.
+"""
 
 import pytest
 import torch
@@ -18,10 +20,14 @@ TARGETS = {name: tiny_model(name) for name in ("llama", "mistral-sliding", "gpt2
 
 
 def begun(target, drafter, ids, **options):
-    """A call of `generate` as it stands before its first round, as a batch, with all that transformers prepares."""
+    """A call of `generate` as it stands before its first round, as a batch, with all that
+    transformers prepares.
+    """
     made = []
 
-    def keep(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
+    def keep(
+        model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs
+    ):
         model_kwargs.pop("synced_gpus", None)
         own = logits_processor, stopping_criteria, generation_config
         terms = admit(model, input_ids, *own, drafter)
@@ -63,7 +69,8 @@ PROMPT = st.lists(st.integers(1, EOS - 1), min_size=1, max_size=9)
     name=st.sampled_from(list(TARGETS)),
     arrivals=st.lists(
         st.tuples(
-            st.sampled_from(list(DRAFTERS)), st.lists(PROMPT, min_size=1, max_size=2), st.integers(1, 25), st.integers(0, 4),
+            st.sampled_from(list(DRAFTERS)), st.lists(PROMPT, min_size=1, max_size=2),
+            st.integers(1, 25), st.integers(0, 4),
             st.sampled_from([None, 7, "auto"]), st.booleans(),
         ),
         min_size=2,
@@ -80,7 +87,13 @@ def test_calls_that_join_and_leave_get_what_they_get_alone(name, arrivals):
         mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
         options = {"attention_mask": mask, "max_new_tokens": new}
         more = [{"logits_processor": [Counts()]} if remembers else {} for _ in range(2)]
-        waiting.append((wait, alone(target, ids, **options, **more[0]), begun(target, drafter, ids, **options, **more[1])))
+        waiting.append(
+            (
+                wait,
+                alone(target, ids, **options, **more[0]),
+                begun(target, drafter, ids, **options, **more[1]),
+            )
+        )
     entered = []
     for wait, plain, joining in waiting:
         entered += [(plain, call) for call in joining.calls]
@@ -106,7 +119,9 @@ def test_columns_that_are_padding_for_all_are_cropped():
     drafter = near_copy(target, 0.05)
     drafter.speculation_config.tree_size = 6
     ids = torch.tensor([[0] * 10 + [4, 5], list(range(1, 13))])
-    ends = alone(target, ids[1:], max_new_tokens=5)[0, 13].item()  # the long one ends soon, the other does not
+    ends = alone(target, ids[1:], max_new_tokens=5)[
+        0, 13
+    ].item()  # the long one ends soon, the other does not
     mask = torch.tensor([[0] * 10 + [1, 1], [1] * 12])
     plain = alone(target, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=ends)
     batch = begun(target, drafter, ids, attention_mask=mask, max_new_tokens=30, eos_token_id=ends)

@@ -12,12 +12,17 @@ from transformers.generation.streamers import BaseStreamer
 from hf_paradraft import NgramDrafter, SpeculationConfig
 
 MIXED = Gemma3TextConfig(
-    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-    head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    initializer_range=0.3, eos_token_id=EOS, bos_token_id=None, pad_token_id=0, max_position_embeddings=256,
+    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention",
+    "sliding_attention"],
+    initializer_range=0.3, eos_token_id=EOS, bos_token_id=None, pad_token_id=0,
+    max_position_embeddings=256,
 )  # fmt: skip
 torch.manual_seed(0)
-TARGETS = {name: tiny_model(name) for name in ARCHITECTURES} | {"mixed windows": AutoModelForCausalLM.from_config(MIXED).eval()}
+TARGETS = {name: tiny_model(name) for name in ARCHITECTURES} | {
+    "mixed windows": AutoModelForCausalLM.from_config(MIXED).eval()
+}
 PAIRS = {name: (target, near_copy(target, 0.04)) for name, target in TARGETS.items()}
 
 
@@ -42,15 +47,20 @@ def prompts_of(sizes, seed=0):
     st.integers(0, 9),
     st.sampled_from([None, 1, 5, 20]),
     st.sampled_from([None, "static"]),
-    st.sampled_from([{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 3}, {"min_new_tokens": 6}]),
+    st.sampled_from(
+        [{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 3}, {"min_new_tokens": 6}]
+    ),
 )
 def test_every_sequence_gets_what_it_gets_alone(name, prompts, new, depth, size, cache, options):
     target, drafter = PAIRS[name]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = depth, size
     options = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, **options}
-    together = target.generate(**left_padded(prompts), assistant_model=drafter, cache_implementation=cache, **options)
+    together = target.generate(
+        **left_padded(prompts), assistant_model=drafter, cache_implementation=cache, **options
+    )
     width = max(map(len, prompts))
-    if "no_repeat_ngram_size" in options:  # n-grams of padding count too, in plain batches as in ours
+    # n-grams of padding count too, in plain batches as in ours
+    if "no_repeat_ngram_size" in options:
         assert torch.equal(together, target.generate(**left_padded(prompts), **options))
         return
     for row, prompt in zip(together, prompts, strict=True):
@@ -70,7 +80,10 @@ def test_batches_of_any_size_are_lossless(batch_size, tree_size):
     plain, drafted = target.generate(**options), target.generate(**options, assistant_model=drafter)
     assert torch.equal(plain, drafted)
     stats = drafter.last_stats
-    alone = [target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40).shape[1] - len(ids) for ids in prompts]
+    alone = [
+        target.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=40).shape[1] - len(ids)
+        for ids in prompts
+    ]
     assert stats.num_emitted == sum(alone)
     assert stats.num_rounds < max(alone) or max(alone) == 1
     if batch_size > 1:
@@ -85,7 +98,12 @@ def test_several_samples_of_one_prompt(prompt):
         drafter.speculation_config.acceptance = rule
         torch.manual_seed(0)
         samples = target.generate(
-            prompt, do_sample=True, num_return_sequences=6, max_new_tokens=12, assistant_model=drafter, pad_token_id=0
+            prompt,
+            do_sample=True,
+            num_return_sequences=6,
+            max_new_tokens=12,
+            assistant_model=drafter,
+            pad_token_id=0,
         )
         assert samples.shape[0] == 6
         assert len({tuple(row.tolist()) for row in samples}) > 3
@@ -94,16 +112,26 @@ def test_several_samples_of_one_prompt(prompt):
 
 @pytest.mark.slow
 def test_samples_of_a_batch_have_the_targets_distribution():
-    """The first two tokens of 4,000 samples, drawn eight at a time, against the exact joint distribution."""
+    """The first two tokens of 4,000 samples, drawn eight at a time, against the exact joint
+    distribution.
+    """
     target = tiny_model(vocab_size=32)
     drafter = near_copy(target, 0.05)
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 3, 6
-    options = {"do_sample": True, "top_k": 3, "temperature": 1.3, "eos_token_id": None, "pad_token_id": 0}
+    options = {
+        "do_sample": True,
+        "top_k": 3,
+        "temperature": 1.3,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
     ids = torch.tensor([[1, 2, 3]])
     torch.manual_seed(0)
     counts = torch.zeros(32, 32)
     for _ in range(10):
-        samples = target.generate(ids, num_return_sequences=400, max_new_tokens=2, assistant_model=drafter, **options)
+        samples = target.generate(
+            ids, num_return_sequences=400, max_new_tokens=2, assistant_model=drafter, **options
+        )
         counts.index_put_((samples[:, 3], samples[:, 4]), torch.ones(400), accumulate=True)
 
     def warped(logits):
@@ -114,10 +142,14 @@ def test_samples_of_a_batch_have_the_targets_distribution():
     with torch.no_grad():
         first = warped(target(ids).logits[0, -1])
         for token in first.nonzero()[:, 0].tolist():
-            expected[token] = first[token] * warped(target(torch.tensor([[1, 2, 3, token]])).logits[0, -1])
+            expected[token] = first[token] * warped(
+                target(torch.tensor([[1, 2, 3, token]])).logits[0, -1]
+            )
     assert (counts[expected == 0] == 0).all()
     cells = expected > 0
-    statistic = ((counts[cells] - 4000 * expected[cells]) ** 2 / (4000 * expected[cells])).sum().item()
+    statistic = (
+        ((counts[cells] - 4000 * expected[cells]) ** 2 / (4000 * expected[cells])).sum().item()
+    )
     assert int(cells.sum()) == 9
     assert statistic < 26.1  # chi-square, 8 degrees of freedom, p = 0.001
 
@@ -125,11 +157,19 @@ def test_samples_of_a_batch_have_the_targets_distribution():
 def test_scores_of_a_batch():
     target, drafter = PAIRS["llama"]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 8
-    options = {"do_sample": False, "max_new_tokens": 12, "return_dict_in_generate": True, "output_logits": True}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 12,
+        "return_dict_in_generate": True,
+        "output_logits": True,
+    }
     options |= {"eos_token_id": None, "pad_token_id": 0}
     batch = left_padded(prompts_of([4, 7, 2]))
-    plain, drafted = target.generate(**batch, **options), target.generate(**batch, **options, assistant_model=drafter)
-    torch.testing.assert_close(torch.stack(plain.logits), torch.stack(drafted.logits), rtol=1e-3, atol=1e-3)
+    plain = target.generate(**batch, **options)
+    drafted = target.generate(**batch, **options, assistant_model=drafter)
+    torch.testing.assert_close(
+        torch.stack(plain.logits), torch.stack(drafted.logits), rtol=1e-3, atol=1e-3
+    )
 
 
 def test_criteria_stop_each_sequence_as_plain_decoding_does():
@@ -141,7 +181,12 @@ def test_criteria_stop_each_sequence_as_plain_decoding_does():
             return input_ids[:, -1] < 8
 
     prompts = prompts_of([5, 5, 5, 5])
-    options = {"do_sample": False, "max_new_tokens": 25, "pad_token_id": 0, "stopping_criteria": [Small()]}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 25,
+        "pad_token_id": 0,
+        "stopping_criteria": [Small()],
+    }
     together = target.generate(**left_padded(prompts), assistant_model=drafter, **options)
     for row, prompt in zip(together, prompts, strict=True):
         alone = target.generate(torch.tensor([prompt]), **options)[0].tolist()
@@ -159,26 +204,45 @@ class Silent(BaseStreamer):
 def test_a_streamer_is_for_one_text():
     target, drafter = PAIRS["llama"]
     with pytest.raises(ValueError, match="streamer"):
-        target.generate(**left_padded(prompts_of([3, 4])), do_sample=False, assistant_model=drafter, streamer=Silent())
+        target.generate(
+            **left_padded(prompts_of([3, 4])),
+            do_sample=False,
+            assistant_model=drafter,
+            streamer=Silent(),
+        )
 
 
 @pytest.mark.parametrize("size", [None, 6, "auto"])
 @pytest.mark.parametrize("new", [15, 16, 17])
 def test_a_batch_fills_learned_positions(size, new):
-    """Rows of a sequence that has ended stood behind the last position, for which there is no embedding."""
+    """Rows of a sequence that has ended stood behind the last position, for which there is no
+    embedding.
+    """
     target = tiny_model("gpt2", max_position_embeddings=32)
     ids = torch.randint(1, 30, (3, 16), generator=torch.Generator().manual_seed(0))
     for drafter in (near_copy(target, 0.01), NgramDrafter()):
         drafter.speculation_config = SpeculationConfig(5, size, never_slower=False)
         for ends in (None, 7):
-            assert_lossless(target, drafter, ids, max_new_tokens=new, eos_token_id=ends, pad_token_id=0)
+            assert_lossless(
+                target, drafter, ids, max_new_tokens=new, eos_token_id=ends, pad_token_id=0
+            )
 
 
 def test_right_padding_is_refused():
     target, drafter = PAIRS["llama"]
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     with pytest.raises(ValueError, match="padding_side"):
-        target.generate(torch.tensor([[1, 2, 3], [1, 2, 0]]), attention_mask=mask, do_sample=False, assistant_model=drafter)
+        target.generate(
+            torch.tensor([[1, 2, 3], [1, 2, 0]]),
+            attention_mask=mask,
+            do_sample=False,
+            assistant_model=drafter,
+        )
     mask = torch.tensor([[1, 1, 1], [0, 0, 0]])
     with pytest.raises(ValueError, match="all 0"):
-        target.generate(torch.tensor([[1, 2, 3], [0, 0, 0]]), attention_mask=mask, do_sample=False, assistant_model=drafter)
+        target.generate(
+            torch.tensor([[1, 2, 3], [0, 0, 0]]),
+            attention_mask=mask,
+            do_sample=False,
+            assistant_model=drafter,
+        )

@@ -1,4 +1,6 @@
-"""How much is drafted, tested by playing rounds with made-up costs: nothing here knows how a budget decides."""
+"""How much is drafted, tested by playing rounds with made-up costs: nothing here knows how a budget
+decides.
+"""
 
 import numpy
 import pytest
@@ -25,11 +27,21 @@ def one_round(draft, path, draft_seconds, verify_seconds, asked=None, first=Fals
     emitted = [0] * (len(path) + 1)
     part = SequenceRound(0, draft, list(path), emitted, min(len(draft), len(path) + 1))
     asked = draft_seconds > 0 if asked is None else asked
-    return Round([part], draft_seconds, verify_seconds, draft_seconds + verify_seconds + 0.02, 0.0, asked, first)
+    return Round(
+        [part],
+        draft_seconds,
+        verify_seconds,
+        draft_seconds + verify_seconds + 0.02,
+        0.0,
+        asked,
+        first,
+    )
 
 
 def play(budget, tokens, accepted, draft=0.4, row=0.02, chances=0.8, begin=True):
-    """Decode `tokens` with chains of up to K whose drafter believes each guess with `chances`: seconds, and what was drafted."""
+    """Decode `tokens` with chains of up to K whose drafter believes each guess with `chances`:
+    seconds, and what was drafted.
+    """
     done = seconds = 0
     lengths = []
     if begin:
@@ -42,7 +54,9 @@ def play(budget, tokens, accepted, draft=0.4, row=0.02, chances=0.8, begin=True)
         lengths.append(length)
         acceptance = (chances * budget.calibration[1 : length + 1]).tolist()
         guess = Draft.chain(torch.arange(length), None, acceptance)
-        record = one_round(guess, range(min(length, accepted(done))), draft if length else 0.0, 1 + row * length)
+        record = one_round(
+            guess, range(min(length, accepted(done))), draft if length else 0.0, 1 + row * length
+        )
         budget.observe(record)
         seconds += record.total_seconds
         done += len(record.sequences[0].emitted)
@@ -80,7 +94,9 @@ def test_drafting_comes_back_when_guesses_get_right():
 def test_a_wrong_table_is_found_out():
     """It says that rows are free and the forward slow; plain rounds show that drafting loses."""
     budget = Budget(RowLatency([1, 64], [1.45, 1.5]), K)
-    seconds, lengths = play(budget, 400, lambda done: 1 if done % 5 == 0 else 0, draft=0.3, row=0.03)
+    seconds, lengths = play(
+        budget, 400, lambda done: 1 if done % 5 == 0 else 0, draft=0.3, row=0.03
+    )
     assert lengths[-100:].count(0) > 80
     assert seconds < 1.06 * 400 * 1.02
 
@@ -92,12 +108,21 @@ def test_a_chain_is_shortened_where_rows_are_dear():
 
 @pytest.mark.parametrize("chances", [0.3, 0.95])
 def test_a_drafter_that_pays_is_not_given_up_for_bad_luck(chances):
-    """A drafter that is right in two rounds of five, and then pays, is not given up for a few rounds without a hit."""
+    """A drafter that is right in two rounds of five, and then pays, is not given up for a few
+    rounds without a hit.
+    """
     asked = []
     for seed in range(12):
         generator, budget = numpy.random.default_rng(seed), Budget(table(0.04), K)
         for _ in range(4):
-            _, lengths = play(budget, 90, lambda done, generator=generator: int(generator.random() < 0.4), 0.1, 0.01, chances)
+            _, lengths = play(
+                budget,
+                90,
+                lambda done, generator=generator: int(generator.random() < 0.4),
+                0.1,
+                0.01,
+                chances,
+            )
             asked.append(numpy.mean(numpy.array(lengths) > 0))
     assert numpy.mean(asked) > 0.9
 
@@ -126,7 +151,9 @@ def test_a_call_remembers_that_drafting_did_not_pay():
 
 
 def test_good_rounds_are_not_paid_for_with_bad_ones():
-    """Trees by what rounds bring in the long run beat trees that are each as fast as they can be by themselves."""
+    """Trees by what rounds bring in the long run beat trees that are each as fast as they can be by
+    themselves.
+    """
 
     def speed(by_itself, most=32):
         latency, tokens, seconds = RowLatency([1, 64], [1.0, 8.0]), 0.0, 0.0
@@ -137,7 +164,9 @@ def test_good_rounds_are_not_paid_for_with_bad_ones():
             size = budget.size([chances], 0.2)
             brought, verify = 1 + sum(chances[:size]), float(latency(1 + size))
             path = range(round(brought) - 1)
-            budget.observe(one_round(Draft.chain(torch.arange(size), None, [sure] * size), path, 0.2, verify))
+            budget.observe(
+                one_round(Draft.chain(torch.arange(size), None, [sure] * size), path, 0.2, verify)
+            )
             tokens, seconds = tokens + brought, seconds + 0.2 + verify
         return tokens / seconds
 
@@ -149,7 +178,9 @@ def tree_of(size=64):
     return best_first_tree(logits, size)
 
 
-@pytest.mark.parametrize(("slope", "expected"), [(0.0, range(40, 65)), (1.0, range(1, 3)), (0.02, range(3, 64))])
+@pytest.mark.parametrize(
+    ("slope", "expected"), [(0.0, range(40, 65)), (1.0, range(1, 3)), (0.02, range(3, 64))]
+)
 def test_a_trees_size_follows_the_latency(slope, expected):
     assert Budget(table(slope), K).size([tree_of().path_probability]) in expected
 
@@ -171,13 +202,20 @@ def test_the_first_nodes_of_a_best_first_tree_are_the_smaller_tree():
 def test_promises_that_do_not_come_true_are_corrected():
     budget = Budget(FLAT, 2)
     for turn in range(400):
-        tree = Draft(torch.tensor([1, 2]), [-1, -1], None, [chance * budget.calibration[1] for chance in (0.6, 0.3)])
+        tree = Draft(
+            torch.tensor([1, 2]),
+            [-1, -1],
+            None,
+            [chance * budget.calibration[1] for chance in (0.6, 0.3)],
+        )
         budget.observe(one_round(tree, [0] if turn % 3 == 0 else [], 0.1, 1.0))
     assert budget.calibration[1] == pytest.approx((1 / 3) / 0.9, rel=0.15)
 
 
 def test_a_slower_machine_is_noticed():
-    """The table was made when it was three times as fast; a single round that was disturbed says nothing."""
+    """The table was made when it was three times as fast; a single round that was disturbed says
+    nothing.
+    """
     budget = Budget(table(0.02), K)
     before = float(budget.cost(9))
     for _ in range(20):
@@ -191,7 +229,11 @@ def test_calls_of_one_pair_share_a_budget(tmp_path, monkeypatch):
     target, other, drafter = tiny_model(), tiny_model(), hf_paradraft.NgramDrafter()
     shared = budget_of(target, drafter, True, K, 1, None, "greedy")
     assert budget_of(target, drafter, True, K, 1, None, "greedy") is shared
-    for pair in ((other, drafter, True, K, 1), (target, hf_paradraft.NgramDrafter(), True, K, 1), (target, drafter, True, K, 2)):
+    for pair in (
+        (other, drafter, True, K, 1),
+        (target, hf_paradraft.NgramDrafter(), True, K, 1),
+        (target, drafter, True, K, 2),
+    ):
         assert budget_of(*pair, None, "greedy") is not shared
 
 
@@ -201,7 +243,9 @@ def test_paths_that_cannot_pay_are_not_followed():
         assert budget.least == 0
         size = budget.size([tree_of().path_probability])
         budget.observe(one_round(tree_of(size), [], 0.4, float(budget.cost(1 + size))))
-        assert (0 < budget.least < min(tree_of(size).path_probability)) if slope else budget.least == 0
+        assert (
+            (0 < budget.least < min(tree_of(size).path_probability)) if slope else budget.least == 0
+        )
 
 
 def test_trees_have_few_sizes():
@@ -227,11 +271,19 @@ def prompts_alone(count):
 
 
 def test_prompt_tokens_come_back_from_a_pause():
-    """After a plain round they know nothing: the first drafted round only asks, and is not held against them."""
+    """After a plain round they know nothing: the first drafted round only asks, and is not held
+    against them.
+    """
     budget, drafted, guesses = Budget(table(0.05), 3), [], False
     for turn in range(400):
         good, rests = turn > 60, budget.rest()
-        draft = Draft.chain(torch.arange(0)) if rests else Draft.chain(torch.arange(3)) if guesses else prompts_alone(3)
+        draft = (
+            Draft.chain(torch.arange(0))
+            if rests
+            else Draft.chain(torch.arange(3))
+            if guesses
+            else prompts_alone(3)
+        )
         path = range(3) if good and guesses and not rests else []
         budget.observe(one_round(draft, path, 0.0, 1.0 if rests else 1.2, asked=not rests))
         guesses = not rests
@@ -242,7 +294,9 @@ def test_prompt_tokens_come_back_from_a_pause():
 
 @pytest.mark.parametrize("begun", [6, 30, 60])
 def test_a_machine_that_becomes_slower_is_no_loss_of_drafting(begun):
-    """Everything takes three times as long for a while, or from now on; each draft of four brings two tokens."""
+    """Everything takes three times as long for a while, or from now on; each draft of four brings
+    two tokens.
+    """
     budget, rested = Budget(table(0.05), 4), []
     for call in range(4):
         budget.begin()
@@ -251,7 +305,9 @@ def test_a_machine_that_becomes_slower_is_no_loss_of_drafting(begun):
             rests = budget.rest() if turn else False
             draft = Draft.chain(torch.arange(0 if rests else 4), None, [] if rests else [0.5] * 4)
             record = one_round(draft, [] if rests else range(turn % 3), 0.0, 0.0, asked=not rests)
-            record.draft_seconds, record.verify_seconds = (0.0, busy) if rests else (0.3 * busy, 1.2 * busy)
+            record.draft_seconds, record.verify_seconds = (
+                (0.0, busy) if rests else (0.3 * busy, 1.2 * busy)
+            )
             record.total_seconds = record.draft_seconds + record.verify_seconds + 0.02 * busy
             budget.observe(record)
             rested.append(rests)

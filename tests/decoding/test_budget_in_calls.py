@@ -1,4 +1,6 @@
-"""The budget within calls: copies alone where drafts are dear, automatic trees, and as many tokens as a call wants."""
+"""The budget within calls: copies alone where drafts are dear, automatic trees, and as many tokens
+as a call wants.
+"""
 
 import pytest
 import torch
@@ -28,13 +30,25 @@ class Scripted(hf_paradraft.Drafting):
 REPEATS = [5, 6, 7] * 9
 
 
-@pytest.mark.parametrize(("draft_seconds", "text", "asked"), [(4.0, REPEATS, False), (0.01, REPEATS, True), (4.0, [5], True)])
+@pytest.mark.parametrize(
+    ("draft_seconds", "text", "asked"),
+    [(4.0, REPEATS, False), (0.01, REPEATS, True), (4.0, [5], True)],
+)
 def test_copies_alone_where_a_draft_costs_more_than_it_brings(draft_seconds, text, asked):
     """A sure copy spares a dear drafter its forward; without one it is asked, whatever it takes."""
     budget = Budget(table(0.02), 12)
     for turn in range(40):  # a guess is right in three of ten rounds
-        budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.3] * 4), [0] if turn % 3 == 0 else [], draft_seconds, 1.1))
-    builder = DraftBuilder(hf_paradraft.SpeculationConfig(4, "auto"), Greedy(), budget, 32, copies=PromptLookup())
+        budget.observe(
+            one_round(
+                Draft.chain(torch.arange(4), None, [0.3] * 4),
+                [0] if turn % 3 == 0 else [],
+                draft_seconds,
+                1.1,
+            )
+        )
+    builder = DraftBuilder(
+        hf_paradraft.SpeculationConfig(4, "auto"), Greedy(), budget, 32, copies=PromptLookup()
+    )
     drafting = Scripted(hf_paradraft.GuessedLogits(torch.zeros(4, 32)))
     for length in range(max(1, len(text) - 8), len(text) + 1):  # copies earn their credit
         ids = torch.tensor([text[:length]])
@@ -48,10 +62,14 @@ def test_a_drafter_answers_for_its_own_drafts_alone():
     """Else copies that fail would make it seem useless, and it would not be asked any more."""
     budget = Budget(table(0.02), 4)
     for _ in range(40):
-        budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.9] * 4), [0, 1, 2, 3], 0.5, 1.1))
+        budget.observe(
+            one_round(Draft.chain(torch.arange(4), None, [0.9] * 4), [0, 1, 2, 3], 0.5, 1.1)
+        )
     acceptance, calibration = budget.acceptance, budget.calibration
     for _ in range(40):
-        budget.observe(one_round(Draft.chain(torch.arange(4), None, [0.9] * 4), [], 0.0, 1.1, asked=False))
+        budget.observe(
+            one_round(Draft.chain(torch.arange(4), None, [0.9] * 4), [], 0.0, 1.1, asked=False)
+        )
     assert (budget.acceptance == acceptance).all()
     assert (budget.calibration == calibration).all()
 
@@ -70,7 +88,9 @@ def test_automatic_trees_are_lossless(tmp_path, monkeypatch, batch_size):
 
 def test_a_worse_than_useless_drafter_is_rarely_asked(prompt):
     target = tiny_model()
-    drafter = hf_paradraft.PardDrafter.from_causal_lm(tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(
+        tiny_model(seed=5, num_hidden_layers=8), mask_token_id=MASK
+    )
     drafter.speculation_config = hf_paradraft.SpeculationConfig(tree_size=None)
     assert_lossless(target, drafter, prompt, max_new_tokens=200, eos_token_id=None)
     assert drafter.last_stats.num_drafted < 40 * drafter.speculation_config.num_draft_tokens
@@ -89,7 +109,9 @@ def test_no_draft_tokens_means_plain_output(tree_size, prompt):
 def test_a_call_says_itself_how_many_tokens_it_wants(prompt):
     target = tiny_model()
     drafter = near_copy(target, 0.0)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, trace=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, trace=True
+    )
     for asked, drafted in ((2, 2), (7, 7), (20, 20), (None, 4)):
         more = {} if asked is None else {"num_assistant_tokens": asked}
         assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None, **more)

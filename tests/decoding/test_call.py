@@ -25,7 +25,9 @@ PROMPTS = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
 
 
 class AnyRowSoFar(StoppingCriteria):
-    """Remembers by place in the batch which texts held a token, and stops when all have, as lm-evaluation-harness does."""
+    """Remembers by place in the batch which texts held a token, and stops when all have, as
+    lm-evaluation-harness does.
+    """
 
     def __init__(self, batch_size, token):
         self.done, self.token = [False] * batch_size, token
@@ -37,7 +39,9 @@ class AnyRowSoFar(StoppingCriteria):
 
 
 class EveryTokenOnce(StoppingCriteria):
-    """Stops a text at a token that it has met three times in the whole batch: a memory that all texts share."""
+    """Stops a text at a token that it has met three times in the whole batch: a memory that all
+    texts share.
+    """
 
     def __init__(self):
         self.seen = {}
@@ -62,21 +66,29 @@ def test_criteria_with_a_memory_stop_batches_where_plain_decoding_stops(target, 
 
 @pytest.mark.parametrize("size", [None, 9])
 def test_the_second_turn_of_a_batch_continues_the_first(size):
-    """A text that ends early leaves its end token, and what plain decoding reads behind it, in the cache."""
+    """A text that ends early leaves its end token, and what plain decoding reads behind it, in the
+    cache.
+    """
     target = tiny_model()
     drafter = near_copy(target, 0.05)
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=False)
     inputs = left_padded(PROMPTS)
-    ends = target.generate(**inputs, do_sample=False, max_new_tokens=20, eos_token_id=None)[1, 8].item()
+    ends = target.generate(**inputs, do_sample=False, max_new_tokens=20, eos_token_id=None)[
+        1, 8
+    ].item()
     turns = []
     for assistant in (None, drafter):
         cache = DynamicCache(config=target.config)
         options = {"do_sample": False, "eos_token_id": ends, CACHE: cache}
         first = target.generate(**inputs, max_new_tokens=20, assistant_model=assistant, **options)
         more = torch.cat([first, torch.tensor([[4, 5], [6, 7], [8, 9]])], dim=1)
-        mask = torch.cat([inputs["attention_mask"], torch.ones(3, more.shape[1] - 4, dtype=torch.long)], dim=1)
+        mask = torch.cat(
+            [inputs["attention_mask"], torch.ones(3, more.shape[1] - 4, dtype=torch.long)], dim=1
+        )
         assert cache.get_seq_length() == first.shape[1] - 1
-        turns.append(target.generate(more, attention_mask=mask, max_new_tokens=12, pad_token_id=0, **options))
+        turns.append(
+            target.generate(more, attention_mask=mask, max_new_tokens=12, pad_token_id=0, **options)
+        )
     assert torch.equal(*turns)
 
 
@@ -84,10 +96,25 @@ def test_the_second_turn_of_a_recurrent_target_continues_the_first():
     """Its cache holds what was accepted in the last round too."""
     torch.manual_seed(0)
     layers = {"num_hidden_layers": 4, "layer_types": ["conv", "full_attention"] * 2}
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32}
-    config = Lfm2Config(**sizes, **layers, initializer_range=0.3, eos_token_id=None, pad_token_id=0, bos_token_id=None)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 32,
+    }
+    config = Lfm2Config(
+        **sizes,
+        **layers,
+        initializer_range=0.3,
+        eos_token_id=None,
+        pad_token_id=0,
+        bos_token_id=None,
+    )
     target = AutoModelForCausalLM.from_config(config).double().eval()
-    drafter = hf_paradraft.NgramDrafter(speculation_config=hf_paradraft.SpeculationConfig(6, None, never_slower=False))
+    drafter = hf_paradraft.NgramDrafter(
+        speculation_config=hf_paradraft.SpeculationConfig(6, None, never_slower=False)
+    )
     ids = torch.tensor([[3, 4, 5, 3, 4, 5, 3]])
     for new in range(8, 20):
         turns = []
@@ -132,7 +159,11 @@ def test_a_call_that_raises_leaves_what_was_accepted_in_the_cache(target, where,
         lengths = []
         for assistant in (None, drafter):
             cache = DynamicCache(config=target.config)
-            given = {"logits_processor": [Raises(after)]} if where == "processor" else {"stopping_criteria": [RaisesToo(after)]}
+            given = (
+                {"logits_processor": [Raises(after)]}
+                if where == "processor"
+                else {"stopping_criteria": [RaisesToo(after)]}
+            )
             with pytest.raises(RuntimeError, match="mine"):
                 generate(target, assistant, prompt, **{CACHE: cache}, eos_token_id=None, **given)
             lengths.append(cache.get_seq_length())
@@ -150,13 +181,20 @@ def test_a_batch_that_raises_leaves_an_even_cache(target, prompt):
         caches = []
         for assistant in (None, drafter):
             caches.append(DynamicCache(config=target.config))
-            given = {CACHE: caches[-1], "stopping_criteria": [RaisesToo(after)], "assistant_model": assistant}
+            given = {
+                CACHE: caches[-1],
+                "stopping_criteria": [RaisesToo(after)],
+                "assistant_model": assistant,
+            }
             with pytest.raises(RuntimeError, match="mine"):
                 target.generate(prompts, **options, **given)
         plain, drafted = caches
         assert plain.get_seq_length() == drafted.get_seq_length() == prompts.shape[1] + after
         with torch.no_grad():
-            target(text[:, : plain.get_seq_length()], **{CACHE: (read := DynamicCache(config=target.config))})
+            target(
+                text[:, : plain.get_seq_length()],
+                **{CACHE: (read := DynamicCache(config=target.config))},
+            )
         for ours, theirs in zip(drafted.layers, read.layers, strict=True):
             torch.testing.assert_close(ours.keys, theirs.keys)
             torch.testing.assert_close(ours.values, theirs.values)
@@ -164,16 +202,28 @@ def test_a_batch_that_raises_leaves_an_even_cache(target, prompt):
 
 @pytest.mark.parametrize("tree_size", [None, 8])
 def test_prompts_beyond_a_phi3s_first_context(tree_size):
-    """Its class drops an empty cache for such prompts, and plain decoding takes the one that comes back."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    """Its class drops an empty cache for such prompts, and plain decoding takes the one that comes
+    back.
+    """
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    }
     torch.manual_seed(0)
     config = Phi3Config(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=256, original_max_position_embeddings=24, initializer_range=0.4, eos_token_id=None,
-        pad_token_id=0, rope_parameters={**rope, "original_max_position_embeddings": 24, "factor": 8.0},
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+        max_position_embeddings=256, original_max_position_embeddings=24, initializer_range=0.4,
+        eos_token_id=None,
+        pad_token_id=0, rope_parameters={**rope, "original_max_position_embeddings": 24,
+        "factor": 8.0},
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).double().eval()
-    drafter = hf_paradraft.NgramDrafter(speculation_config=hf_paradraft.SpeculationConfig(5, tree_size, never_slower=False))
+    drafter = hf_paradraft.NgramDrafter(
+        speculation_config=hf_paradraft.SpeculationConfig(5, tree_size, never_slower=False)
+    )
     assert_lossless(target, drafter, torch.arange(45)[None] % 9 + 1, max_new_tokens=20)
 
 
@@ -186,8 +236,17 @@ class Reader(hf_paradraft.NgramDrafter):
 
 def test_prompts_in_pieces_have_one_rotary_scale(monkeypatch):
     """A longrope target that reads a long prompt whole turns all of it by the long factors."""
-    rope = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "factor": 8.0}
-    target = tiny_model(rope_parameters={**rope, "original_max_position_embeddings": 24}, max_position_embeddings=256)
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "factor": 8.0,
+    }
+    target = tiny_model(
+        rope_parameters={**rope, "original_max_position_embeddings": 24},
+        max_position_embeddings=256,
+    )
     monkeypatch.setattr("hf_paradraft.decoding.group.PIECE", 16)
     ids = torch.randint(1, 30, (1, 40), generator=torch.Generator().manual_seed(3))
     drafter = Reader(speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False))
@@ -198,17 +257,23 @@ def test_a_processor_that_runs_the_target_does_not_change_what_drafters_read(tar
     """Classifier-free guidance reads another text in between."""
     shown = {}
     for scale in (1.5, None):
-        drafter = Reader(speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False))
+        drafter = Reader(
+            speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False)
+        )
         start = drafter.start_drafting
 
         def started(*args, scale=scale, start=start):
             drafting = start(*args)
-            drafting.observe = lambda seen: shown.setdefault(scale, []).extend(part.features[0] for part in seen if part)
+            drafting.observe = lambda seen: shown.setdefault(scale, []).extend(
+                part.features[0] for part in seen if part
+            )
             return drafting
 
         drafter.start_drafting = started
         if scale is not None:
-            drafted = assert_lossless(target, drafter, prompt, max_new_tokens=12, guidance_scale=scale)
+            drafted = assert_lossless(
+                target, drafter, prompt, max_new_tokens=12, guidance_scale=scale
+            )
     states = target(drafted[:, :-1], output_hidden_states=True).hidden_states[1][0]
     torch.testing.assert_close(torch.cat(shown[1.5]), states[: sum(map(len, shown[1.5]))])
 
@@ -226,7 +291,9 @@ def test_a_processor_need_not_be_copied(target, drafter):
 
 
 def test_rejection_trees_with_a_penalty_that_leaves_padding_out(target, drafter):
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 6, acceptance="rejection", never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, 6, acceptance="rejection", never_slower=False
+    )
     inputs = left_padded(PROMPTS)
     options = {"do_sample": True, "repetition_penalty": 1.3, "max_new_tokens": 10}
     out = target.generate(**inputs, **options, assistant_model=drafter)
@@ -245,7 +312,14 @@ def test_a_callers_sliding_cache_goes_on_sliding():
         cache = DynamicCache(config=config)
         with torch.no_grad():
             target(torch.arange(1, 6)[None], **{CACHE: cache})
-        generate(target, assistant, torch.arange(1, 9)[None], **{CACHE: cache}, max_new_tokens=40, eos_token_id=None)
+        generate(
+            target,
+            assistant,
+            torch.arange(1, 9)[None],
+            **{CACHE: cache},
+            max_new_tokens=40,
+            eos_token_id=None,
+        )
         with torch.no_grad():
             target(torch.tensor([[3]]), **{CACHE: cache})
         slots.append(max(layer.keys.shape[-2] for layer in cache.layers))
@@ -259,9 +333,15 @@ def test_stop_strings_hold_under_custom_generate(target, drafter):
     options = {"do_sample": False, "max_new_tokens": 20}
     plain = target.generate(ids, **options, stop_strings=text, tokenizer=tokenizer)
     assert plain.shape[1] < 23
-    # transformers (5.23) takes the tokenizer away from calls with a callable: such calls pass the criterion itself.
+    # transformers (5.23) takes the tokenizer away from calls with a callable: such calls pass the
+    # criterion itself.
     options["stopping_criteria"] = [StopStringCriteria(tokenizer, text)]
-    assert torch.equal(plain, target.generate(ids, **options, custom_generate=hf_paradraft.speculative_decoding, drafter=drafter))
+    assert torch.equal(
+        plain,
+        target.generate(
+            ids, **options, custom_generate=hf_paradraft.speculative_decoding, drafter=drafter
+        ),
+    )
 
 
 def test_texts_that_end_at_different_lengths_are_padded_as_plain_decoding_pads_them(target):
@@ -272,7 +352,9 @@ def test_texts_that_end_at_different_lengths_are_padded_as_plain_decoding_pads_t
 def test_a_full_context_is_said_once(caplog):
     target = tiny_model(max_position_embeddings=16)
     for _ in range(2):
-        assert_lossless(target, near_copy(target), [[1, 2, 3]], max_new_tokens=20, eos_token_id=None)
+        assert_lossless(
+            target, near_copy(target), [[1, 2, 3]], max_new_tokens=20, eos_token_id=None
+        )
     assert caplog.text.count("has positions for 16: beyond them nothing is drafted") == 1
     short = near_copy(tiny_model(max_position_embeddings=24))
     assert_lossless(tiny_model(), short, [[1, 2, 3]], max_new_tokens=40, eos_token_id=None)
@@ -280,7 +362,9 @@ def test_a_full_context_is_said_once(caplog):
 
 
 def test_a_criterion_that_counts_what_was_streamed(target, prompt):
-    """Tokens are streamed one by one, behind the criteria, as in plain decoding; also where one raises."""
+    """Tokens are streamed one by one, behind the criteria, as in plain decoding; also where one
+    raises.
+    """
 
     class Counted(BaseStreamer):
         def __init__(self):
@@ -305,8 +389,14 @@ def test_a_criterion_that_counts_what_was_streamed(target, prompt):
         seen = []
         for drafter in (None, near_copy(target, 0.001)):
             streamer = Counted()
-            options = {"streamer": streamer, "stopping_criteria": stop_at(streamer, error), "max_new_tokens": 20}
+            options = {
+                "streamer": streamer,
+                "stopping_criteria": stop_at(streamer, error),
+                "max_new_tokens": 20,
+            }
             with nullcontext() if error is None else pytest.raises(ZeroDivisionError):
-                target.generate(prompt, do_sample=False, eos_token_id=None, assistant_model=drafter, **options)
+                target.generate(
+                    prompt, do_sample=False, eos_token_id=None, assistant_model=drafter, **options
+                )
             seen.append(streamer.values)
         assert seen[0] == seen[1]

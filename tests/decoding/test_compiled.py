@@ -25,7 +25,9 @@ def test_compiled_rounds_are_lossless(tree_size):
     options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None}
 
     def both(seed, **more):
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, tree_size, compile=True, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            4, tree_size, compile=True, never_slower=False
+        )
         ids = torch.randint(1, EOS, (1, 4 + seed), generator=torch.Generator().manual_seed(seed))
         assert_lossless(target, drafter, ids, **{**options, **more})
 
@@ -42,7 +44,9 @@ def test_compiled_rounds_are_lossless(tree_size):
 @pytest.mark.slow
 @torch._dynamo.config.patch(recompile_limit=3)
 def test_compiled_forwards_keep_no_model_alive(monkeypatch):
-    """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can be let go."""
+    """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can
+    be let go.
+    """
     torch._dynamo.reset()
     compiled._compiled.cache_clear()
     monkeypatch.setattr(compiled, "SHAPES", 3)
@@ -52,7 +56,9 @@ def test_compiled_forwards_keep_no_model_alive(monkeypatch):
     ids = torch.tensor([[1, 2, 3, 4]])
     plain = target.generate(ids, **options)
     for size in range(1, 5):
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(size, compile=True, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            size, compile=True, never_slower=False
+        )
         assert_lossless(target, drafter, ids, plain=plain, **options)
     gone = weakref.ref(target)
     del target, drafter

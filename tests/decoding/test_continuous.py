@@ -1,4 +1,6 @@
-"""Prompts that take the places of those that have ended: each text is what `generate` writes to it alone."""
+"""Prompts that take the places of those that have ended: each text is what `generate` writes to it
+alone.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ def prompts_of(count):
 def alone(target, prompts, count, **options):
     texts = []
     for prompt in prompts:
-        ids = target.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=count, pad_token_id=0, **options)
+        ids = target.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=count, pad_token_id=0, **options
+        )
         texts.append(ids[0, len(prompt) :].tolist())
     return texts
 
@@ -36,7 +40,9 @@ def test_every_prompt_has_the_text_that_it_has_alone(batch_size, num_slots, draf
 
 
 def test_places_that_become_free_are_taken():
-    """A batch of four with one long answer: twelve short ones pass beside it, where `generate` would wait for it."""
+    """A batch of four with one long answer: twelve short ones pass beside it, where `generate`
+    would wait for it.
+    """
     target, prompts = tiny_model(dtype=torch.float64), prompts_of(40)
     texts = alone(target, prompts, 24, eos_token_id=None)
     ends = max(range(32), key=lambda token: sum(token in text for text in texts))
@@ -44,7 +50,11 @@ def test_places_that_become_free_are_taken():
     chosen = [by_length[-1], *by_length[:12]]  # one goes on for long
     forwards = []
     target.register_forward_hook(lambda *_: forwards.append(1))
-    list(continuous_batching(target, [prompts[number] for number in chosen], 24, 4, eos_token_id=ends))
+    list(
+        continuous_batching(
+            target, [prompts[number] for number in chosen], 24, 4, eos_token_id=ends
+        )
+    )
     lengths = [min(24, 1 + (texts[number] + [ends]).index(ends)) for number in chosen]
     together = sum(max(lengths[begin : begin + 4]) for begin in range(0, 13, 4))
     assert max(lengths) > 2 * sorted(lengths)[-2]
@@ -73,7 +83,8 @@ def test_a_static_cache_is_not_joined():
 
 
 def test_targets_that_take_no_masks_are_not_joined():
-    config = Lfm2Config(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    config = Lfm2Config(vocab_size=32, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2,
                         intermediate_size=32, layer_types=["conv", "full_attention"])  # fmt: skip
     assert not can_join(AutoModelForCausalLM.from_config(config))
     assert can_join(tiny_model())

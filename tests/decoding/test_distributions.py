@@ -1,4 +1,5 @@
-"""Drawn drafts through `generate`: joint frequencies of the first tokens against the exact ones, for every way to guess.
+"""Drawn drafts through `generate`: joint frequencies of the first tokens against the exact ones,
+for every way to guess.
 
 Some thousand rows are drawn in one batch, so that a case takes seconds.
 """
@@ -37,7 +38,9 @@ class Guessing(hf_paradraft.Drafter, hf_paradraft.Drafting):
 
     def guess(self, prefix):
         size = len(self.more["vocabulary"]) if "vocabulary" in self.more else VOCAB
-        logits = 2 * torch.randn(3, size, generator=torch.Generator().manual_seed(prefix.ids.shape[1]))
+        logits = 2 * torch.randn(
+            3, size, generator=torch.Generator().manual_seed(prefix.ids.shape[1])
+        )
         return hf_paradraft.GuessedLogits(logits, **self.more)
 
 
@@ -47,7 +50,9 @@ PREFERENCES = 3 * torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_s
 def reverses(depths, tokens, states):
     """A head that turns preferences around by the token before, and counts its steps."""
     states = [0 if state is None else state + 1 for state in states]
-    return PREFERENCES[tokens] * torch.tensor([(-1.0) ** state for state in states])[:, None], states
+    return PREFERENCES[tokens] * torch.tensor([(-1.0) ** state for state in states])[
+        :, None
+    ], states
 
 
 class Copying(Guessing):
@@ -63,15 +68,21 @@ class Copying(Guessing):
             self.best[text] = int(TARGET(prefix.ids).logits[0, -1].argmax())
         best = self.best[text]
         count = 3 if prefix.room > 1 else 2
-        return hf_paradraft.GuessedTokens(torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count])
+        return hf_paradraft.GuessedTokens(
+            torch.tensor([best ^ 1, best, 5])[:count], [-1, -1, 1][:count]
+        )
 
 
 DRAFTERS = {
     "pard": lambda: near_copy(TARGET, 0.1),
-    "another pard": lambda: hf_paradraft.PardDrafter.from_causal_lm(tiny_model(seed=3), mask_token_id=MASK),
+    "another pard": lambda: hf_paradraft.PardDrafter.from_causal_lm(
+        tiny_model(seed=3), mask_token_id=MASK
+    ),
     "autoregressive": lambda: hf_paradraft.AutoregressiveDrafter(near_copy(TARGET, 0.1)),
     "prompted": lambda: hf_paradraft.PromptedDrafter(with_prompts(near_copy(TARGET, 0.1), 1)),
-    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(seed=0), 2, calibrated=True)),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(tiny_model(seed=0), 2, calibrated=True)
+    ),
     "n-grams": hf_paradraft.NgramDrafter,
     "copied trees": Copying,
     "a smaller vocabulary": lambda: Guessing(vocabulary=torch.tensor([3, 30, 7, 1, 12, 40, 22])),
@@ -91,7 +102,9 @@ def blocks(**options):
 
 def eagle(parallel):
     """An untrained EAGLE-3 or P-EAGLE drafter for the target."""
-    layers = LlamaConfig(**{**TARGET.config.to_dict(), "num_hidden_layers": 1, "initializer_range": 0.4})
+    layers = LlamaConfig(
+        **{**TARGET.config.to_dict(), "num_hidden_layers": 1, "initializer_range": 0.4}
+    )
     config = Eagle3Config(layers, 32, VOCAB, (0, 1), mask_token_id=MASK if parallel else None)
     torch.manual_seed(2)
     return hf_paradraft.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
@@ -99,7 +112,9 @@ def eagle(parallel):
 
 def relative(kind, **options):
     """An untrained relative of DFlash whose head has a say."""
-    config = BlockConfig.for_target(TARGET, 1, 2, block_size=4, mask_token_id=MASK, fill_in=True, **options)
+    config = BlockConfig.for_target(
+        TARGET, 1, 2, block_size=4, mask_token_id=MASK, fill_in=True, **options
+    )
     torch.manual_seed(2)
     drafter = kind(config).started_beside(TARGET)
     for name, parameter in drafter.named_parameters():
@@ -109,7 +124,9 @@ def relative(kind, **options):
 
 
 def spine():
-    drafter = relative(hf_paradraft.DSpineDrafter, causal=("full_attention",), transfer_rank=6, message_size=5)
+    drafter = relative(
+        hf_paradraft.DSpineDrafter, causal=("full_attention",), transfer_rank=6, message_size=5
+    )
     torch.nn.init.normal_(drafter.transfer_codes)
     return drafter
 
@@ -121,7 +138,9 @@ READERS = {
     "xpress": lambda: relative(hf_paradraft.XPressDrafter, refiner_rank=4, refiner_size=8),
     "uno": lambda: with_noise_adapter(TARGET)[1],
     "dspark": blocks,
-    "dspark, rnn, fewer tokens": lambda: blocks(markov_type="rnn", vocabulary=torch.arange(1, VOCAB, 2)),
+    "dspark, rnn, fewer tokens": lambda: blocks(
+        markov_type="rnn", vocabulary=torch.arange(1, VOCAB, 2)
+    ),
     "eagle3": lambda: eagle(False),
     "p-eagle": lambda: eagle(True),
     "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 2),
@@ -129,12 +148,16 @@ READERS = {
 
 
 def exact(options, skipped=0):
-    """Probabilities of two tokens, `(V, V)`: of the first two, or of those behind `skipped` ones."""
+    """Probabilities of two tokens, `(V, V)`: of the first two, or of those behind `skipped`
+    ones.
+    """
     from transformers import GenerationConfig, LogitsProcessorList
 
     config = GenerationConfig(do_sample=True, **options)
     config._eos_token_tensor = None
-    processors = TARGET._get_logits_processor(config, input_ids_seq_length=4, logits_processor=LogitsProcessorList())
+    processors = TARGET._get_logits_processor(
+        config, input_ids_seq_length=4, logits_processor=LogitsProcessorList()
+    )
     joint = torch.zeros(VOCAB, VOCAB)
     with torch.no_grad():
 
@@ -157,8 +180,14 @@ def exact(options, skipped=0):
 def p_value(drafter, rule, tree_size, options, skipped=0, calls=2):
     torch.manual_seed(1)
     length = 2 if isinstance(drafter, hf_paradraft.PpdDrafter) else 3
-    size = max(tree_size, 5) if isinstance(drafter, hf_paradraft.PpdDrafter) and tree_size else tree_size
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, acceptance=rule, never_slower=False)
+    size = (
+        max(tree_size, 5)
+        if isinstance(drafter, hf_paradraft.PpdDrafter) and tree_size
+        else tree_size
+    )
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        length, size, acceptance=rule, never_slower=False
+    )
     arguments = {
         "do_sample": True,
         "eos_token_id": None,
@@ -168,8 +197,16 @@ def p_value(drafter, rule, tree_size, options, skipped=0, calls=2):
     }
     counts = torch.zeros(VOCAB, VOCAB)
     for _ in range(calls):
-        samples = TARGET.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), assistant_model=drafter, **arguments, **options)
-        counts.index_put_((samples[:, 4 + skipped], samples[:, 5 + skipped]), torch.ones(ROWS), accumulate=True)
+        samples = TARGET.generate(
+            PROMPT,
+            attention_mask=torch.ones_like(PROMPT),
+            assistant_model=drafter,
+            **arguments,
+            **options,
+        )
+        counts.index_put_(
+            (samples[:, 4 + skipped], samples[:, 5 + skipped]), torch.ones(ROWS), accumulate=True
+        )
     wanted = exact(options, skipped) * ROWS * calls
     assert (counts[wanted == 0] == 0).all()
     often, rare = wanted >= 5, (wanted < 5) & (wanted > 0)
@@ -192,9 +229,13 @@ def test_rejection_has_the_targets_distribution(name, tree_size, warper):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "tree_size"), [("dspark", None), ("eagle3", None), *((name, 6) for name in READERS)])
+@pytest.mark.parametrize(
+    ("name", "tree_size"), [("dspark", None), ("eagle3", None), *((name, 6) for name in READERS)]
+)
 def test_rejection_is_exact_for_feature_drafters(name, tree_size):
-    """They guess from the second token on: the prompt's features come with the forward that gives the first."""
+    """They guess from the second token on: the prompt's features come with the forward that gives
+    the first.
+    """
     assert p_value(READERS[name](), "rejection", tree_size, WARPERS["top-k"], skipped=1) > 1e-3
 
 
@@ -217,4 +258,7 @@ def test_chi_square_notices_a_missing_bias(monkeypatch):
         return made
 
     monkeypatch.setattr(GrowingDraft, "draft", wrong)
-    assert p_value(Guessing(bias=reverses), "rejection", 6, {"top_k": 0, "temperature": 1.0}, calls=4) < 1e-6
+    assert (
+        p_value(Guessing(bias=reverses), "rejection", 6, {"top_k": 0, "temperature": 1.0}, calls=4)
+        < 1e-6
+    )

@@ -25,7 +25,9 @@ def test_the_most_probable_paths(depth, vocabulary, num_nodes, seed):
     logits = torch.randn(depth, vocabulary, generator=torch.Generator().manual_seed(seed)) * 2
     q = logits.double().softmax(-1)
     draft = best_first_tree(logits, num_nodes)
-    every = [path for d in range(1, depth + 1) for path in itertools.product(range(vocabulary), repeat=d)]
+    every = [
+        path for d in range(1, depth + 1) for path in itertools.product(range(vocabulary), repeat=d)
+    ]
 
     def probability(path):
         return math.prod(q[d, token].item() for d, token in enumerate(path))

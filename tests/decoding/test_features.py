@@ -1,4 +1,6 @@
-"""Whatever a drafter reads of the target is what a plain forward over the final text gives, token by token, row by row."""
+"""Whatever a drafter reads of the target is what a plain forward over the final text gives, token
+by token, row by row.
+"""
 
 import copy
 import threading
@@ -19,10 +21,14 @@ KEYS = (-1, 0, 1, "normed")
 
 
 def reference(target, ids, mask=None):
-    """All hidden states of a text by a forward of its own, by key; the raw last layer by a hook before the norm."""
+    """All hidden states of a text by a forward of its own, by key; the raw last layer by a hook
+    before the norm.
+    """
     seen = {}
     layers = target.model.layers if hasattr(target, "model") else target.transformer.h
-    hook = layers[-1].register_forward_hook(lambda module, args, out: seen.update(raw=out if torch.is_tensor(out) else out[0]))
+    hook = layers[-1].register_forward_hook(
+        lambda module, args, out: seen.update(raw=out if torch.is_tensor(out) else out[0])
+    )
     with torch.no_grad():
         states = target(ids[None], output_hidden_states=True, use_cache=False).hidden_states
     hook.remove()
@@ -63,11 +69,15 @@ def check(target, reader, sequences, lengths, begins=None, atol=1e-4):
             assert positions == list(range(first, first + len(positions)))
             assert positions[-1] == len(text) - 2
             for position in positions:
-                torch.testing.assert_close(shown[key, position], expected[key][position], rtol=1e-3, atol=atol)
+                torch.testing.assert_close(
+                    shown[key, position], expected[key][position], rtol=1e-3, atol=atol
+                )
 
 
 def generate(target, ids, mask, **options):
-    return target.generate(ids, attention_mask=mask, do_sample=False, eos_token_id=None, pad_token_id=0, **options)
+    return target.generate(
+        ids, attention_mask=mask, do_sample=False, eos_token_id=None, pad_token_id=0, **options
+    )
 
 
 @pytest.mark.slow
@@ -84,7 +94,9 @@ def test_features_are_those_of_the_final_text(name, prompts, new, tree_size, cac
     target, width = TARGETS[name], max(map(len, prompts))
     padding = [width - len(prompt) for prompt in prompts]
     ids = torch.tensor([[0] * pad + prompt for pad, prompt in zip(padding, prompts, strict=True)])
-    mask = torch.tensor([[0] * pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts, strict=True)])
+    mask = torch.tensor(
+        [[0] * pad + [1] * len(prompt) for pad, prompt in zip(padding, prompts, strict=True)]
+    )
     plain = generate(target, ids, mask, max_new_tokens=new)
     reader = Reader(plain, padding, tree_size=tree_size)
     options = {"max_new_tokens": new, "cache_implementation": cache, "prefill_chunk_size": piece}
@@ -96,7 +108,9 @@ def test_features_are_those_of_the_final_text(name, prompts, new, tree_size, cac
 def test_sequences_that_ended_bring_no_more_features():
     target = TARGETS["llama"]
     ids = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]])
-    plain = target.generate(ids, do_sample=False, max_new_tokens=24, attention_mask=torch.ones_like(ids), pad_token_id=0)
+    plain = target.generate(
+        ids, do_sample=False, max_new_tokens=24, attention_mask=torch.ones_like(ids), pad_token_id=0
+    )
     end = int(plain[1, 8])  # some token that ends a row
     options = {
         "do_sample": False,
@@ -108,7 +122,10 @@ def test_sequences_that_ended_bring_no_more_features():
     plain = target.generate(ids, **options)
     reader = Reader(plain)
     assert_lossless(target, reader, ids, plain=plain, **options)
-    lengths = [3 + int((row[3:] == end).nonzero()[0]) + 1 if (row[3:] == end).any() else plain.shape[1] for row in plain]
+    lengths = [
+        3 + int((row[3:] == end).nonzero()[0]) + 1 if (row[3:] == end).any() else plain.shape[1]
+        for row in plain
+    ]
     assert min(lengths) < max(lengths)
     check(target, reader, plain, lengths)
 
@@ -122,7 +139,14 @@ def test_a_filled_cache_has_no_features(caplog):
         target(ids[:, :6], **{CACHE: cache})
     plain = generate(target, ids, torch.ones_like(ids), max_new_tokens=16)
     reader = Reader(plain)
-    out = generate(target, ids, torch.ones_like(ids), max_new_tokens=16, **{CACHE: cache}, assistant_model=reader)
+    out = generate(
+        target,
+        ids,
+        torch.ones_like(ids),
+        max_new_tokens=16,
+        **{CACHE: cache},
+        assistant_model=reader,
+    )
     assert torch.equal(plain, out)
     check(target, reader, out, [out.shape[1]], begins=[6])
     assert "cache came with are not known" in caplog.text
@@ -130,13 +154,19 @@ def test_a_filled_cache_has_no_features(caplog):
 
 @pytest.mark.parametrize("piece", [None, 3])
 def test_features_of_a_recurrent_target_are_its_own(piece):
-    """Accepted tokens are read again behind the state that was put back, and shown once; prompts in pieces too."""
+    """Accepted tokens are read again behind the state that was put back, and shown once; prompts in
+    pieces too.
+    """
     torch.manual_seed(0)
     config = Qwen3NextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
-        shared_expert_intermediate_size=16, initializer_range=0.3, eos_token_id=None, pad_token_id=0,
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=16,
+        shared_expert_intermediate_size=16, initializer_range=0.3, eos_token_id=None,
+        pad_token_id=0,
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
     ids = torch.arange(1, 9)[None]
@@ -151,8 +181,10 @@ def test_features_of_a_recurrent_target_are_its_own(piece):
 def test_features_of_scaled_embeddings_and_windows_are_the_targets():
     torch.manual_seed(0)
     config = Gemma3TextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"], initializer_range=0.3,
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
+        initializer_range=0.3,
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
     ids = torch.arange(1, 15)[None]
@@ -182,7 +214,10 @@ def test_features_of_compiled_rounds_are_the_targets(tree_size):
     # And one that reads nothing is none the wiser.
     reader.keys = ()
     reader.shown = [{}]
-    assert torch.equal(plain, generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader))
+    assert torch.equal(
+        plain,
+        generate(target, ids, torch.ones_like(ids), max_new_tokens=30, assistant_model=reader),
+    )
 
 
 def test_features_of_an_offloaded_target_are_its_own():
@@ -207,7 +242,9 @@ def test_calls_in_two_threads_read_their_own():
     def call(index):
         begin.wait()
         ids = prompts[index]
-        outs[index] = generate(target, ids, torch.ones_like(ids), max_new_tokens=40, assistant_model=readers[index])
+        outs[index] = generate(
+            target, ids, torch.ones_like(ids), max_new_tokens=40, assistant_model=readers[index]
+        )
 
     threads = [threading.Thread(target=call, args=(index,)) for index in range(2)]
     for thread in threads:
@@ -222,10 +259,14 @@ def test_calls_in_two_threads_read_their_own():
 def test_nothing_is_hooked_where_nobody_asks():
     target = tiny_model()
     with Features(target, ()):
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+        assert not any(
+            module._forward_hooks or module._forward_pre_hooks for module in target.modules()
+        )
     with Features(target, KEYS) as features:
         assert len(features.handles) == len(KEYS)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in target.modules()
+    )
 
 
 def test_hooks_go_with_a_call_that_fails():
@@ -234,7 +275,9 @@ def test_hooks_go_with_a_call_that_fails():
     reader.observe = lambda observations: 1 / 0
     with pytest.raises(ZeroDivisionError):
         target.generate(ids, do_sample=False, max_new_tokens=8, assistant_model=reader)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in target.modules())
+    assert not any(
+        module._forward_hooks or module._forward_pre_hooks for module in target.modules()
+    )
 
 
 @pytest.mark.parametrize("key", [2, -2, "last", True])

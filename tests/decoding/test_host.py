@@ -31,7 +31,14 @@ def reads_of_rounds(monkeypatch, drafter, target, **options):
         for name in READS:
             patched.setattr(torch.Tensor, name, counted(getattr(torch.Tensor, name)))
         ids = torch.tensor([[1, 2, 3, 4, 5]])
-        target.generate(ids, assistant_model=drafter, max_new_tokens=40, do_sample=False, eos_token_id=None, **options)
+        target.generate(
+            ids,
+            assistant_model=drafter,
+            max_new_tokens=40,
+            do_sample=False,
+            eos_token_id=None,
+            **options,
+        )
     return counts[4:]
 
 
@@ -40,7 +47,11 @@ def reads_of_rounds(monkeypatch, drafter, target, **options):
 @pytest.mark.parametrize("kind", ["pard", "dflash"])
 def test_a_round_reads_its_draft_and_its_verdict(monkeypatch, kind, size, never_slower):
     target = tiny_model()
-    drafter = near_copy(target, 0.02) if kind == "pard" else hf_paradraft.DFlashDrafter.from_target(target, 0, 1, 7, 2)
+    drafter = (
+        near_copy(target, 0.02)
+        if kind == "pard"
+        else hf_paradraft.DFlashDrafter.from_target(target, 0, 1, 7, 2)
+    )
     drafter.speculation_config = hf_paradraft.SpeculationConfig(5, size, never_slower=never_slower)
     reads = set(reads_of_rounds(monkeypatch, drafter, target))
     assert reads <= {0, 2}  # a round that rests, or has no room, drafts nothing

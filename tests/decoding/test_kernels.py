@@ -30,7 +30,10 @@ def test_no_forward_of_a_drafted_call_has_them(overlap):
     target, seen = tiny_model(), []
     drafter = near_copy(target, 0.1)
     drafter.speculation_config = SpeculationConfig(3, None, never_slower=False, overlap=overlap)
-    hooks = [model.register_forward_pre_hook(lambda *_: seen.append(chosen())) for model in (target.model, drafter.model)]
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: seen.append(chosen()))
+        for model in (target.model, drafter.model)
+    ]
     for _ in range(2):
         seen.clear()  # of the look at the target
         generate(target, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=12)
@@ -89,7 +92,9 @@ def test_keys_of_grouped_heads_are_read_as_they_lie(tree_size):
     target, seen = tiny_model(), []
     drafter = near_copy(target, 0.1)
     drafter.speculation_config = SpeculationConfig(3, tree_size, never_slower=False)
-    target.model.norm.register_forward_pre_hook(lambda _, given: seen.append((given[0].shape[1] > 1, GROUPED in os.environ)))
+    target.model.norm.register_forward_pre_hook(
+        lambda _, given: seen.append((given[0].shape[1] > 1, GROUPED in os.environ))
+    )
     generate(target, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=12)
     assert sum(grouped for several, grouped in seen if several) > 2
     assert not any(grouped for several, grouped in seen if not several)

@@ -28,11 +28,15 @@ def test_latency_is_measured_once(tmp_path, monkeypatch):
         row_latency(tiny_model())
 
 
-def test_adapters_and_compiled_or_offloaded_parts_have_latencies_of_their_own(tmp_path, monkeypatch):
+def test_adapters_and_compiled_or_offloaded_parts_have_latencies_of_their_own(
+    tmp_path, monkeypatch
+):
     """A table of another forward made automatic trees slower than plain decoding."""
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
     row_latency(tiny_model())
-    row_latency(get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"])).get_base_model())
+    row_latency(
+        get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj"])).get_base_model()
+    )
     row_latency(cpu_offload(tiny_model()))
     compiled = tiny_model()
     compiled.forward = functools.partial(compiled.forward)
@@ -41,7 +45,9 @@ def test_adapters_and_compiled_or_offloaded_parts_have_latencies_of_their_own(tm
 
 
 def test_disturbed_forwards_do_not_change_the_latency(target, monkeypatch):
-    """One forward in three is disturbed, and takes twice as long; there is time for two of each size."""
+    """One forward in three is disturbed, and takes twice as long; there is time for two of each
+    size.
+    """
     now, calls = [0.0], itertools.count()
 
     def takes(module, arguments, options):

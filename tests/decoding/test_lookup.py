@@ -1,4 +1,6 @@
-"""Copied drafts that join a drafter's own: never a change of the output, and a gain where text repeats itself."""
+"""Copied drafts that join a drafter's own: never a change of the output, and a gain where text
+repeats itself.
+"""
 
 import copy
 import random
@@ -18,7 +20,9 @@ TARGET = tiny_model()
 MAKE = {
     "pard": lambda: near_copy(TARGET, 0.2),
     "autoregressive": lambda: hf_paradraft.AutoregressiveDrafter(near_copy(TARGET, 0.2)),
-    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)
+    ),
     "prompted": lambda: hf_paradraft.PromptedDrafter(with_prompts(near_copy(TARGET, 0.2), 2)),
     "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
     "dspark": lambda: hf_paradraft.DSparkDrafter.from_target(
@@ -42,11 +46,18 @@ DRAFTERS = {name: make() for name, make in MAKE.items()}
 def test_lookup_never_changes_output(name, prompts, size, new, adaptive, sampled):
     drafter = DRAFTERS[name]
     length = 2 if name == "ppd" else 4
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, prompt_lookup=True, never_slower=adaptive)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        length, size, prompt_lookup=True, never_slower=adaptive
+    )
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
+    options = {
+        "attention_mask": mask,
+        "max_new_tokens": new,
+        "pad_token_id": 0,
+        "do_sample": sampled and len(prompts) == 1,
+    }
     assert_lossless(TARGET, drafter, ids, seed=1, **options, eos_token_id=EOS)
 
 
@@ -71,22 +82,39 @@ def at_random(seed):
 )
 def test_sparing_the_drafter_never_changes_output(name, prompts, new, sampled, seed):
     with patch.object(PromptLookup, "are_enough", at_random(seed)):
-        test_lookup_never_changes_output.hypothesis.inner_test(name, prompts, "auto", new, True, sampled)
+        test_lookup_never_changes_output.hypothesis.inner_test(
+            name, prompts, "auto", new, True, sampled
+        )
 
 
 @pytest.mark.parametrize("name", ["pard", "autoregressive", "parallelspec", "dspark"])
 def test_a_spared_drafter_reads_what_was_written_meanwhile(name):
-    """Behind every prefix it guesses what it would have guessed if it had been asked in every round."""
+    """Behind every prefix it guesses what it would have guessed if it had been asked in every
+    round.
+    """
     drafter, said = MAKE[name](), []
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, "auto", prompt_lookup=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        3, "auto", prompt_lookup=True, never_slower=False
+    )
     prompt = torch.tensor([[5, 3, 4, 5, 3, 4, 5, 3]])
     for seed in range(4):
         enough = at_random(seed) if seed else lambda *_: False
         with patch.object(PromptLookup, "are_enough", enough), listen(drafter) as heard:
-            TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter)
+            TARGET.generate(
+                prompt,
+                do_sample=False,
+                max_new_tokens=60,
+                eos_token_id=None,
+                assistant_model=drafter,
+            )
         said.append({asked.ids.shape[1]: asked.guess.logits.clone() for asked in heard})
     always, *seldom = said
-    common = [(always[length], logits[length]) for logits in seldom for length in logits if length in always]
+    common = [
+        (always[length], logits[length])
+        for logits in seldom
+        for length in logits
+        if length in always
+    ]
     assert len(common) > 5
     for expected, logits in common:
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
@@ -95,7 +123,9 @@ def test_a_spared_drafter_reads_what_was_written_meanwhile(name):
 LOOPING = tiny_model(num_hidden_layers=6, initializer_range=0.15)
 USELESS = {
     "pard": lambda: near_copy(tiny_model(seed=9), 0.5),
-    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(LOOPING), 2, calibrated=True)),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(copy.deepcopy(LOOPING), 2, calibrated=True)
+    ),
     "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(LOOPING, "eagle", 5),
 }
 
@@ -104,12 +134,18 @@ USELESS = {
 @pytest.mark.parametrize("name", sorted(USELESS.keys() - {"ppd"}))
 @pytest.mark.parametrize("size", [None, 15])
 def test_copies_pay_where_text_repeats(name, size):
-    """Greedy text of a small random model falls into loops, which a useless drafter does not foresee."""
+    """Greedy text of a small random model falls into loops, which a useless drafter does not
+    foresee.
+    """
     drafter, tau = USELESS[name](), {}
     for lookup in (False, True):
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(6, size, prompt_lookup=lookup, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            6, size, prompt_lookup=lookup, never_slower=False
+        )
         prompt = torch.tensor([[5, 3, 4]])
-        LOOPING.generate(prompt, do_sample=False, max_new_tokens=100, eos_token_id=None, assistant_model=drafter)
+        LOOPING.generate(
+            prompt, do_sample=False, max_new_tokens=100, eos_token_id=None, assistant_model=drafter
+        )
         tau[lookup] = drafter.last_stats.mean_emitted
     assert tau[True] > 1.1 * tau[False], tau
 
@@ -125,7 +161,9 @@ def test_prompt_tokens_copy_nothing_and_say_so(caplog):
 def test_copies_go_deeper_than_guesses(name):
     """Where text repeats itself, a round brings more than K + 1 tokens."""
     drafter = USELESS[name]()
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(2, 12, prompt_lookup=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        2, 12, prompt_lookup=True, never_slower=False
+    )
     options = {"do_sample": False, "max_new_tokens": 100, "eos_token_id": None}
     prompt = torch.tensor([[5, 3, 4]])
     assert_lossless(LOOPING, drafter, prompt, **options)
@@ -138,7 +176,9 @@ def test_copied_chains_join_trees():
     assert joined.tokens.tolist() == [5, 8, 6, 7]
     assert joined.parents == [-1, 0, 0, -1]
     assert joined.acceptance == [0.9, 0.9, 0.5, 0.3]
-    assert with_copied(hf_paradraft.Draft.chain(torch.zeros(0, dtype=torch.long)), [([1, 2], [0.5, 0.5])], 8).parents == [-1, 0]
+    assert with_copied(
+        hf_paradraft.Draft.chain(torch.zeros(0, dtype=torch.long)), [([1, 2], [0.5, 0.5])], 8
+    ).parents == [-1, 0]
 
 
 def test_copies_learn_when_they_do_not_hold():

@@ -81,7 +81,9 @@ def test_nothing_after_the_end_of_text(target):
         drafted = generate(target, drafter, ids, eos_token_id=eos, streamer=streamer)
         assert torch.equal(plain, drafted)
         assert eos not in list(chain(*streamer.blocks[1:]))[:-1]
-        stopped_inside += drafter.last_stats.successes[:1] != [] and drafter.last_stats.emitted_per_round[-1] > 1
+        stopped_inside += (
+            drafter.last_stats.successes[:1] != [] and drafter.last_stats.emitted_per_round[-1] > 1
+        )
     assert stopped_inside > 0
 
 
@@ -117,7 +119,9 @@ def test_max_time_and_max_length(target, drafter, prompt):
 
 
 def test_processors_see_plain_decodings_calls(target, drafter, prompt):
-    """A processor with a memory works, because it is called once per token, in order, on the true prefix."""
+    """A processor with a memory works, because it is called once per token, in order, on the true
+    prefix.
+    """
 
     class Memory(LogitsProcessor):
         def __init__(self):
@@ -157,7 +161,9 @@ def test_stats_agree_with_the_output(target, drafter, prompt):
 
 @pytest.mark.parametrize("tree_size", [None, 10])
 def test_the_trace_tells_every_round(target, drafter, tree_size):
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(5, tree_size, trace=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        5, tree_size, trace=True, never_slower=False
+    )
     ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
     output = generate(target, drafter, ids, attention_mask=torch.ones_like(ids), pad_token_id=0)
     trace = drafter.last_stats.trace
@@ -167,7 +173,9 @@ def test_the_trace_tells_every_round(target, drafter, tree_size):
         assert emitted == output[row, 3 : 3 + len(emitted)].tolist()
     for part in trace:
         assert [part.drafted[node] for node in part.accepted] == part.emitted[: len(part.accepted)]
-        assert [part.parents[node] for node in part.accepted] == [-1, *part.accepted][: len(part.accepted)]
+        assert [part.parents[node] for node in part.accepted] == [-1, *part.accepted][
+            : len(part.accepted)
+        ]
         assert part.total_seconds > max(part.draft_seconds, part.verify_seconds)
     drafter.speculation_config.trace = False
     generate(target, drafter, ids[:1])
@@ -177,7 +185,9 @@ def test_the_trace_tells_every_round(target, drafter, tree_size):
 def test_one_forward_of_each_model_per_round(target, drafter, prompt):
     counts = {"target": 0, "drafter": 0}
     for name, model in (("target", target), ("drafter", drafter)):
-        model.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
+        model.register_forward_pre_hook(
+            lambda *_, name=name: counts.update({name: counts[name] + 1})
+        )
     check_reads(target, several=False)  # once for each target as it is hooked
     counts.update(target=0)
     generate(target, drafter, prompt)
@@ -217,7 +227,9 @@ def test_a_static_cache_of_the_callers(target, drafter, prompt):
 def test_typical_acceptance_takes_more_than_the_exact_rules(target, drafter, prompt):
     emitted = {}
     for rule in ("sample_match", "typical"):
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 12, acceptance=rule, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            4, 12, acceptance=rule, never_slower=False
+        )
         torch.manual_seed(0)
         rounds = 0
         for _ in range(20):
@@ -228,8 +240,14 @@ def test_typical_acceptance_takes_more_than_the_exact_rules(target, drafter, pro
 
 
 def test_typical_acceptance_follows_its_threshold():
-    """Two paths: the longer one wins although its first token is the less probable, and what is too improbable never does."""
-    logits = torch.log(torch.tensor([[0.6, 0.3, 0.08, 0.02], [0.25, 0.25, 0.25, 0.25], [0.1, 0.1, 0.1, 0.7], [1.0, 0, 0, 0]]))
+    """Two paths: the longer one wins although its first token is the less probable, and what is too
+    improbable never does.
+    """
+    logits = torch.log(
+        torch.tensor(
+            [[0.6, 0.3, 0.08, 0.02], [0.25, 0.25, 0.25, 0.25], [0.1, 0.1, 0.1, 0.7], [1.0, 0, 0, 0]]
+        )
+    )
     draft = hf_paradraft.Draft(torch.tensor([0, 1, 3]), [-1, -1, 1])
     path = typical_path(draft, logits[[0, 1, 2, 3]], torch.tensor([[0]]), LogitsProcessorList())
     assert path == [1, 2]
@@ -245,4 +263,6 @@ def test_trees_larger_than_the_context_left_are_lossless():
     options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None}
     plain = target.generate(ids, **options)
     for cache in (None, "static"):
-        assert torch.equal(plain, generate(target, drafter, ids, cache_implementation=cache, **options))
+        assert torch.equal(
+            plain, generate(target, drafter, ids, cache_implementation=cache, **options)
+        )

@@ -1,4 +1,6 @@
-"""Texts that drafts are copied from: what is found, what is forgotten, and never a change of the output."""
+"""Texts that drafts are copied from: what is found, what is forgotten, and never a change of the
+output.
+"""
 
 import copy
 import random
@@ -24,11 +26,16 @@ TEXT = [5, 3, 4, 9, 8, 7, 6, 5, 3, 4, 1, 2]
 
 
 def slow_longest(tokens, tail, run):
-    """The longest match by comparing everywhere, and the places behind such matches, the newest first."""
+    """The longest match by comparing everywhere, and the places behind such matches, the newest
+    first.
+    """
     lengths = {}
     for place in range(run, len(tokens)):
         length = 0
-        while length < min(LONGEST, len(tail), place) and tokens[place - 1 - length] == tail[-1 - length]:
+        while (
+            length < min(LONGEST, len(tail), place)
+            and tokens[place - 1 - length] == tail[-1 - length]
+        ):
             length += 1
         if length >= run and END not in tokens[place - run : place]:
             lengths[place] = length
@@ -36,7 +43,12 @@ def slow_longest(tokens, tail, run):
     return best, [place for place in sorted(lengths, reverse=True) if lengths[place] == best]
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.lists(st.integers(0, 3), max_size=6), st.integers(1, 3), st.integers(0, 20))
+@given(
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(st.integers(0, 3), max_size=6),
+    st.integers(1, 3),
+    st.integers(0, 20),
+)
 def test_matches_are_those_of_a_search_everywhere(tokens, tail, run, taken_back):
     chains = HashChains(run)
     for token in [*tokens, *[3] * taken_back]:
@@ -46,7 +58,11 @@ def test_matches_are_those_of_a_search_everywhere(tokens, tail, run, taken_back)
     assert chains.longest(tail) == slow_longest(tokens, tail, run)
 
 
-@given(st.lists(st.integers(0, 3), min_size=20, max_size=120), st.integers(4, 19), st.lists(st.integers(0, 3), max_size=6))
+@given(
+    st.lists(st.integers(0, 3), min_size=20, max_size=120),
+    st.integers(4, 19),
+    st.lists(st.integers(0, 3), max_size=6),
+)
 def test_a_full_memory_knows_its_newest_tokens_and_no_more(tokens, capacity, tail):
     chains = HashChains(2, capacity)
     for token in tokens:
@@ -102,7 +118,12 @@ def test_what_is_no_text_is_refused(ids, message):
 
 
 def test_all_forms_of_a_text_are_taken():
-    for ids in ([1, 2, 3, 4], range(1, 5), torch.tensor([1, 2, 3, 4]), torch.tensor([[1, 2, 3, 4]])):
+    for ids in (
+        [1, 2, 3, 4],
+        range(1, 5),
+        torch.tensor([1, 2, 3, 4]),
+        torch.tensor([[1, 2, 3, 4]]),
+    ):
         memory = Memory()
         memory.add(ids)
         memory.add([])
@@ -123,17 +144,29 @@ def test_a_memory_is_saved_and_loaded(tmp_path):
 
 
 def test_a_file_that_asks_for_much_memory_gets_little(tmp_path):
-    save_file({"tokens": torch.tensor([3, 4, -1])}, tmp_path / "large", metadata={"max_tokens": "99999999999999"})
+    save_file(
+        {"tokens": torch.tensor([3, 4, -1])},
+        tmp_path / "large",
+        metadata={"max_tokens": "99999999999999"},
+    )
     assert len(Memory.load(tmp_path / "large")) == 3
 
 
 def test_another_file_is_no_memory(tmp_path):
     (tmp_path / "text").write_text("no tensors")
     near_copy(TARGET, 0.2).save_pretrained(tmp_path / "model")
-    odd = {"scalar": (torch.tensor(3), "64"), "word": (torch.tensor([3]), "x"), "floats": (torch.tensor([0.5]), "64")}
+    odd = {
+        "scalar": (torch.tensor(3), "64"),
+        "word": (torch.tensor([3]), "x"),
+        "floats": (torch.tensor([0.5]), "64"),
+    }
     for name, (tokens, most) in odd.items():
         save_file({"tokens": tokens}, tmp_path / name, metadata={"max_tokens": most})
-    for file in (tmp_path / "text", tmp_path / "model" / "model.safetensors", *(tmp_path / name for name in odd)):
+    for file in (
+        tmp_path / "text",
+        tmp_path / "model" / "model.safetensors",
+        *(tmp_path / name for name in odd),
+    ):
         with pytest.raises(ValueError, match=r"holds no memory; Memory\.save writes one"):
             Memory.load(file)
 
@@ -144,7 +177,9 @@ MAKE = {
     "pard": lambda: near_copy(TARGET, 0.2),
     "autoregressive": lambda: hf_paradraft.AutoregressiveDrafter(near_copy(TARGET, 0.2)),
     "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 3),
-    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)),
+    "ppd": lambda: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(copy.deepcopy(TARGET), 2, calibrated=True)
+    ),
 }
 DRAFTERS = {name: make() for name, make in MAKE.items()}
 
@@ -175,14 +210,23 @@ def test_copies_never_change_the_output(name, prompts, new, sampled, adaptive, s
         memory.add([change.randrange(1, 7) if change.random() < 0.1 else token for token in row])
     drafter.memory = memory
     try:
-        assert_lossless(TARGET, drafter, ids, seed=1, do_sample=sampled and len(prompts) == 1, **options)
+        assert_lossless(
+            TARGET, drafter, ids, seed=1, do_sample=sampled and len(prompts) == 1, **options
+        )
     finally:
         drafter.memory = None
 
 
 def rounds(drafter, prompt, **options):
     """The answer, and in how many rounds it came."""
-    out = TARGET.generate(prompt, do_sample=False, max_new_tokens=60, eos_token_id=None, assistant_model=drafter, **options)
+    out = TARGET.generate(
+        prompt,
+        do_sample=False,
+        max_new_tokens=60,
+        eos_token_id=None,
+        assistant_model=drafter,
+        **options,
+    )
     return out[0, prompt.shape[1] :].tolist(), drafter.last_stats.num_rounds
 
 
@@ -191,7 +235,12 @@ def test_an_edited_answer_is_copied_up_to_its_edits_and_behind_them():
     config = SpeculationConfig(32, None, never_slower=False)
     answer, alone = rounds(NgramDrafter(speculation_config=config), prompt)
     memory = Memory()
-    memory.add([*prompt[0].tolist(), *(token if index % 20 else 31 - token for index, token in enumerate(answer))])
+    memory.add(
+        [
+            *prompt[0].tolist(),
+            *(token if index % 20 else 31 - token for index, token in enumerate(answer)),
+        ]
+    )
     drafter = NgramDrafter(speculation_config=config, memory=memory)
     again, edited = rounds(drafter, prompt)
     assert again == answer
@@ -202,7 +251,9 @@ def test_what_was_answered_is_remembered_if_asked():
     prompt = torch.tensor([[5, 3, 4]])
     for remember in (False, True):
         memory = Memory(remember=remember)
-        drafter = NgramDrafter(memory=memory, speculation_config=SpeculationConfig(32, None, never_slower=False))
+        drafter = NgramDrafter(
+            memory=memory, speculation_config=SpeculationConfig(32, None, never_slower=False)
+        )
         answer, first = rounds(drafter, prompt)
         assert len(memory) == (len(answer) + 3 + 1 if remember else 0)
         assert (rounds(drafter, prompt)[1] < first) == remember
@@ -211,17 +262,26 @@ def test_what_was_answered_is_remembered_if_asked():
 def test_a_memory_in_other_tokens_is_refused():
     drafter = NgramDrafter(memory=Memory())
     drafter.memory.add([1, 2, 10_000])
-    with pytest.raises(ValueError, match="memory holds the id 10000, and the target's vocabulary ends at"):
-        TARGET.generate(torch.tensor([[5, 3, 4]]), max_new_tokens=4, do_sample=False, assistant_model=drafter)
+    with pytest.raises(
+        ValueError, match="memory holds the id 10000, and the target's vocabulary ends at"
+    ):
+        TARGET.generate(
+            torch.tensor([[5, 3, 4]]), max_new_tokens=4, do_sample=False, assistant_model=drafter
+        )
 
 
 def test_threads_share_one_memory():
     memory, prompt = Memory(400, remember=True), torch.tensor([[5, 3, 4]])
-    plain = {seed: TARGET.generate(prompt + seed, do_sample=False, max_new_tokens=40, eos_token_id=None) for seed in range(3)}
+    plain = {
+        seed: TARGET.generate(prompt + seed, do_sample=False, max_new_tokens=40, eos_token_id=None)
+        for seed in range(3)
+    }
 
     def call(seed):
         options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None}
-        return TARGET.generate(prompt + seed, **options, assistant_model=NgramDrafter(memory=memory))
+        return TARGET.generate(
+            prompt + seed, **options, assistant_model=NgramDrafter(memory=memory)
+        )
 
     with ThreadPoolExecutor(3) as threads:
         for seed, out in zip([0, 1, 2] * 4, threads.map(call, [0, 1, 2] * 4), strict=True):
@@ -287,6 +347,10 @@ def test_what_holds_no_memory_is_named(content, tmp_path):
     elif content == "text":
         file.write_text("no memory")
     else:
-        save_file({"tokens": torch.tensor([1, -5, 2], dtype=torch.int32)}, file, metadata={"max_tokens": "10"})
+        save_file(
+            {"tokens": torch.tensor([1, -5, 2], dtype=torch.int32)},
+            file,
+            metadata={"max_tokens": "10"},
+        )
     with pytest.raises(ValueError, match="holds no memory"):
         hf_paradraft.Memory.load(file)

@@ -1,4 +1,6 @@
-"""The target's draws, made before the round: the seed's own text and generator, and guesses of what will be drawn."""
+"""The target's draws, made before the round: the seed's own text and generator, and guesses of what
+will be drawn.
+"""
 
 import threading
 from functools import cache
@@ -11,7 +13,12 @@ from hypothesis import strategies as st
 from lossless import assert_lossless
 from test_distributions import DRAFTERS, READERS, TARGET
 from tiny import near_copy, tiny_model
-from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 import hf_paradraft
 from hf_paradraft.decoding.sequence import Sequence
@@ -49,10 +56,14 @@ drafter_of = cache(lambda name: KINDS[name]())
     st.integers(0, 2**31),
 )
 def test_a_seed_has_plain_generates_text(kind, warper, prompts, size, lookup, never_slower, seed):
-    """With every kind, warper, tree, in batches, with copies; and the generator stands where plain decoding leaves it."""
+    """With every kind, warper, tree, in batches, with copies; and the generator stands where plain
+    decoding leaves it.
+    """
     drafter = drafter_of(kind)
     length = 2 if isinstance(drafter, hf_paradraft.PpdDrafter) else 3
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, never_slower=never_slower, prompt_lookup=lookup)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        length, size, never_slower=never_slower, prompt_lookup=lookup
+    )
     options = {"do_sample": True, "max_new_tokens": 20, **WARPERS[warper]}
     assert_lossless(TARGET, drafter, prompts, seed=seed, **options)
 
@@ -63,13 +74,24 @@ def test_several_samples_of_one_prompt_are_plain_generates(prompt, size, monkeyp
     monkeypatch.setattr(noise, "KEPT", size)
     drafter = near_copy(TARGET, 0.1)
     drafter.speculation_config.tree_size = 6
-    assert_lossless(TARGET, drafter, prompt, seed=3, do_sample=True, num_return_sequences=5, max_new_tokens=60, top_k=5)
+    assert_lossless(
+        TARGET,
+        drafter,
+        prompt,
+        seed=3,
+        do_sample=True,
+        num_return_sequences=5,
+        max_new_tokens=60,
+        top_k=5,
+    )
     rounds = [row.num_rounds for row in drafter.last_stats.by_row]
     assert max(rounds) - min(rounds) > 2
 
 
 class Draws(LogitsProcessor, StoppingCriteria):
-    """Draws random numbers of its own at one step, as a processor or as a criterion, and may raise there."""
+    """Draws random numbers of its own at one step, as a processor or as a criterion, and may raise
+    there.
+    """
 
     def __init__(self, length, raises=None):
         self.length, self.raises = length, raises
@@ -92,7 +114,9 @@ def test_whatever_else_draws_leaves_the_text_plain_generates(how, raises, prompt
         torch.manual_seed(5)
         given_list = lists[how]([Draws(prompt.shape[1] + 7, raises)])
         try:
-            text = TARGET.generate(prompt, do_sample=True, max_new_tokens=30, **{how: given_list}, **options)
+            text = TARGET.generate(
+                prompt, do_sample=True, max_new_tokens=30, **{how: given_list}, **options
+            )
         except KeyError:
             text = None
         results.append((text, torch.get_rng_state()))
@@ -130,11 +154,19 @@ def test_a_device_that_draws_otherwise_has_plain_generates_text(prompt, monkeypa
 
 @pytest.mark.parametrize("tree_size", [None, 8])
 def test_a_drafter_that_agrees_guesses_what_is_drawn(tree_size, prompt):
-    """Plain candidates of a flat distribution hardly ever win; with the noise known, an equal model's nearly always do."""
+    """Plain candidates of a flat distribution hardly ever win; with the noise known, an equal
+    model's nearly always do.
+    """
     target = tiny_model(seed=0, dtype=torch.float64)
     drafter = hf_paradraft.AutoregressiveDrafter(target)
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, tree_size, never_slower=False)
-    options = {"do_sample": True, "top_k": 0, "temperature": 3.0, "eos_token_id": None, "max_new_tokens": 120}
+    options = {
+        "do_sample": True,
+        "top_k": 0,
+        "temperature": 3.0,
+        "eos_token_id": None,
+        "max_new_tokens": 120,
+    }
     rates = []
     for knows in (True, False):
         with pytest.MonkeyPatch.context() as patch:
@@ -159,8 +191,19 @@ def test_calls_of_two_threads_share_no_noise(prompt):
 
     def call(name):
         drafter = near_copy(TARGET, 0.1)
-        options = {"do_sample": True, "temperature": 3.0, "top_k": 0, "eos_token_id": None, "max_new_tokens": 40}
-        texts[name] = TARGET.generate(prompt, assistant_model=drafter, logits_processor=LogitsProcessorList([Waits()]), **options)
+        options = {
+            "do_sample": True,
+            "temperature": 3.0,
+            "top_k": 0,
+            "eos_token_id": None,
+            "max_new_tokens": 40,
+        }
+        texts[name] = TARGET.generate(
+            prompt,
+            assistant_model=drafter,
+            logits_processor=LogitsProcessorList([Waits()]),
+            **options,
+        )
 
     threads = [threading.Thread(target=call, args=(name,)) for name in "ab"]
     for thread in threads:
@@ -174,11 +217,20 @@ def test_calls_of_two_threads_share_no_noise(prompt):
     ("scale", "sharp", "alpha", "noisy"),
     [
         (0.0, 1.0, (0.6, 9.0), None),  # the drafter is right: both count alike
-        (1.0, 1e9, None, (0.0, 0.25)),  # the target is sure, and the drafter's probabilities are the chances: noise says nothing
+        (
+            1.0,
+            1e9,
+            None,
+            (0.0, 0.25),
+            # the target is sure, and the drafter's probabilities are the chances: noise says
+            # nothing
+        ),
     ],
 )
 def test_odds_learn_how_much_the_noise_decides(scale, sharp, alpha, noisy):
-    """Of races that were really run: `q` is the target's distribution, off by Gumbel noise of some scale, made sharper."""
+    """Of races that were really run: `q` is the target's distribution, off by Gumbel noise of some
+    scale, made sharper.
+    """
     generator, odds = numpy.random.default_rng(0), Odds()
     for _ in range(200):  # rounds of three tokens
         q = 1.5 * generator.normal(size=(3, 16))
@@ -186,7 +238,10 @@ def test_odds_learn_how_much_the_noise_decides(scale, sharp, alpha, noisy):
         noise = numpy.log(generator.exponential(size=(3, 16)))
         p = sharp * (q + scale * generator.gumbel(size=(3, 16)))
         unsure = -q.max(1, keepdims=True)
-        odds.learn(numpy.stack([q, unsure * q, -noise, -unsure * noise], -1), (p - noise).argmax(1).tolist())
+        odds.learn(
+            numpy.stack([q, unsure * q, -noise, -unsure * noise], -1),
+            (p - noise).argmax(1).tolist(),
+        )
     q = torch.tensor([[-0.5, -1.5]])
     of_q = float(odds(q, torch.zeros(1, 2))[0, 0] - odds(q, torch.zeros(1, 2))[0, 1])
     of_noise = float(odds(q, torch.zeros(1, 2))[0, 1] - odds(q, torch.tensor([[0.0, 1.0]]))[0, 1])
@@ -198,12 +253,21 @@ def test_odds_learn_how_much_the_noise_decides(scale, sharp, alpha, noisy):
 
 
 def test_a_seeds_text_is_its_own_under_another_default_dtype():
-    """torch's default is bf16 while such models are loaded; plain decoding draws in float32 whatever it is."""
+    """torch's default is bf16 while such models are loaded; plain decoding draws in float32
+    whatever it is.
+    """
     target = tiny_model(vocab_size=2000, dtype=torch.float32, eos_token_id=None)
     drafter = near_copy(target)
     torch.set_default_dtype(torch.bfloat16)
     try:
         for seed in (3, 4):
-            assert_lossless(target, drafter, torch.tensor([[1, 2, 3, 4, 5, 6]]), seed=seed, do_sample=True, temperature=3.0)
+            assert_lossless(
+                target,
+                drafter,
+                torch.tensor([[1, 2, 3, 4, 5, 6]]),
+                seed=seed,
+                do_sample=True,
+                temperature=3.0,
+            )
     finally:
         torch.set_default_dtype(torch.float32)

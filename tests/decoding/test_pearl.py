@@ -1,4 +1,6 @@
-"""Drafting while verifying: nothing changes, nothing is left running, and the schedule is the paper's."""
+"""Drafting while verifying: nothing changes, nothing is left running, and the schedule is the
+paper's.
+"""
 
 import threading
 import time
@@ -23,14 +25,17 @@ TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 MAKE = {
     "pard": lambda target: near_copy(target, 0.03),
     "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.03)),
-    "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.03), 2)),
+    "prompted": lambda target: hf_paradraft.PromptedDrafter(
+        with_prompts(near_copy(target, 0.03), 2)
+    ),
     "n-grams": lambda target: hf_paradraft.NgramDrafter(),
 }
 DRAFTERS = {
     (kind, name): make(TARGETS[name])
     for kind, make in MAKE.items()
     for name in ARCHITECTURES
-    if (kind, name) != ("prompted", "gemma4")  # whose layers embed ids too, which prompts have none of
+    if (kind, name)
+    != ("prompted", "gemma4")  # whose layers embed ids too, which prompts have none of
 }
 
 
@@ -80,7 +85,12 @@ def test_overlap_never_changes_output(which, prompts, size, window, new, lookup,
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
+    options = {
+        "attention_mask": mask,
+        "max_new_tokens": new,
+        "pad_token_id": 0,
+        "do_sample": sampled and len(prompts) == 1,
+    }
     assert_lossless(target, Delayed(drafter, seed), ids, seed=seed, **options)
     assert not any("drafter" in thread.name for thread in threading.enumerate())
 
@@ -99,12 +109,21 @@ class Heard(BaseStreamer):
 @pytest.mark.parametrize("kind", MAKE)
 @pytest.mark.parametrize("size", [None, 7])
 def test_texts_end_inside_a_window(kind, size):
-    """By a stop string, an end token, a time; what is streamed is what comes out, and nothing behind it."""
+    """By a stop string, an end token, a time; what is streamed is what comes out, and nothing
+    behind it.
+    """
     target, drafter, tokenizer = TARGETS["llama"], DRAFTERS[kind, "llama"], letters()
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(6, size, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        6, size, never_slower=False, overlap=True
+    )
     for first in range(1, 7):
         ids = torch.tensor([[first, 2, 3]])
-        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": 24, "pad_token_id": 0}
+        options = {
+            "attention_mask": torch.ones_like(ids),
+            "do_sample": False,
+            "max_new_tokens": 24,
+            "pad_token_id": 0,
+        }
         text = target.generate(ids, **options)[0, 3:]
         ends = (
             {"eos_token_id": int(text[len(text) // 2])},
@@ -114,7 +133,12 @@ def test_texts_end_inside_a_window(kind, size):
             plain, heard = target.generate(ids, **options, **end), Heard()
             assert_lossless(target, drafter, ids, plain=plain, **options, **end, streamer=heard)
             assert heard.ids == [*plain[0].tolist(), "end"]
-        assert target.generate(ids, **options, eos_token_id=None, max_time=0.0, assistant_model=drafter).shape[1] < 3 + 24
+        assert (
+            target.generate(
+                ids, **options, eos_token_id=None, max_time=0.0, assistant_model=drafter
+            ).shape[1]
+            < 3 + 24
+        )
 
 
 @pytest.mark.slow
@@ -165,12 +189,18 @@ def test_the_same_seed_gives_the_same_draws(prompt):
         )
         for _ in range(3):
             torch.manual_seed(7)
-            texts.append(target.generate(prompt, **options, assistant_model=Delayed(drafter, seed))[0].tolist())
+            texts.append(
+                target.generate(prompt, **options, assistant_model=Delayed(drafter, seed))[
+                    0
+                ].tolist()
+            )
     assert all(text == texts[0] for text in texts)
 
 
 def rounds(drafter, target, prompt, new=40):
-    target.generate(prompt, do_sample=False, max_new_tokens=new, eos_token_id=None, assistant_model=drafter)
+    target.generate(
+        prompt, do_sample=False, max_new_tokens=new, eos_token_id=None, assistant_model=drafter
+    )
     return drafter.last_stats
 
 
@@ -183,7 +213,9 @@ class Boom(Exception):
 def test_an_error_on_either_side_ends_both(where, prompt):
     target = tiny_model()
     drafter = hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.03))
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, overlap=True
+    )
     options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": None}
     generator = torch.Generator().manual_seed(0)
     for error in (Boom, KeyboardInterrupt) * 20:
@@ -205,7 +237,9 @@ def test_an_error_on_either_side_ends_both(where, prompt):
         with pytest.raises(error):
             target.generate(prompt, **options, assistant_model=drafter)
         del model.forward
-        assert threading.active_count() == 1 or not any("drafter" in thread.name for thread in threading.enumerate())
+        assert threading.active_count() == 1 or not any(
+            "drafter" in thread.name for thread in threading.enumerate()
+        )
     assert_lossless(target, drafter, prompt, **options)
 
 
@@ -225,7 +259,9 @@ def test_drafters_that_need_the_target_do_not_overlap(prompt):
 @pytest.mark.slow
 def test_two_calls_at_once_on_one_drafter(prompt):
     target, drafter = TARGETS["llama"], near_copy(TARGETS["llama"])
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, overlap=True
+    )
     options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None}
     plain = target.generate(prompt, **options)
     texts = []
@@ -243,7 +279,9 @@ def test_two_calls_at_once_on_one_drafter(prompt):
 
 
 def test_a_window_goes_on_behind_the_targets_own_token():
-    draft = hf_paradraft.Draft(torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], acceptance=[0.5, 0.4, 0.3, 0.2, 0.1])
+    draft = hf_paradraft.Draft(
+        torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], acceptance=[0.5, 0.4, 0.3, 0.2, 0.1]
+    )
     assert likely_path(draft) == [0]
     rest = below(draft, 5)
     assert rest.tokens.tolist() == [6, 7, 8]

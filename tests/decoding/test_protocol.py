@@ -1,4 +1,6 @@
-"""A drafter of one's own: anything with the calls of `Drafter` works, and nothing but speed depends on what it guesses."""
+"""A drafter of one's own: anything with the calls of `Drafter` works, and nothing but speed depends
+on what it guesses.
+"""
 
 import pytest
 import torch
@@ -17,7 +19,9 @@ class Bigrams(hf_paradraft.Drafter, hf_paradraft.Drafting):
     tree_size = None
 
     def __init__(self):
-        self.speculation_config = hf_paradraft.SpeculationConfig(4, self.tree_size, never_slower=False)
+        self.speculation_config = hf_paradraft.SpeculationConfig(
+            4, self.tree_size, never_slower=False
+        )
         self.observed, self.unchanged = [], []
 
     def start_drafting(self, target, max_length):
@@ -77,7 +81,8 @@ class Distributions(Forest):
 
     def __init__(self, size=20):
         super().__init__()
-        self.vocabulary = torch.randperm(VOCAB + 4)[:size]  # some of its ids are none of the target's
+        # some of its ids are none of the target's
+        self.vocabulary = torch.randperm(VOCAB + 4)[:size]
 
     def guess(self, prefix):
         logits = torch.randn(prefix.room, len(self.vocabulary))
@@ -88,37 +93,74 @@ class Distributions(Forest):
 
 @pytest.mark.parametrize("drafter_class", [Bigrams, Forest, Chain, Auto, Distributions])
 @settings(max_examples=12, deadline=None)
-@given(ids=st.lists(st.integers(0, EOS - 1), min_size=1, max_size=12), new=st.integers(1, 16), seed=st.integers(0, 99))
+@given(
+    ids=st.lists(st.integers(0, EOS - 1), min_size=1, max_size=12),
+    new=st.integers(1, 16),
+    seed=st.integers(0, 99),
+)
 def test_any_drafter_is_lossless(drafter_class, ids, new, seed):
     torch.manual_seed(seed)
     drafter, ids = drafter_class(), torch.tensor([ids])
     plain = TARGET.generate(ids, do_sample=False, max_new_tokens=new)
-    for door in ({"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
+    for door in (
+        {"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter},
+        {"assistant_model": drafter},
+    ):
         drafter.observed.clear()
         drafter.unchanged.clear()
         assert torch.equal(plain, TARGET.generate(ids, do_sample=False, max_new_tokens=new, **door))
         stats = drafter.last_stats
         assert len(drafter.observed) == stats.num_rounds
-        assert [token for tokens in drafter.observed for token in tokens] == plain[0, ids.shape[1] :].tolist()
+        assert [token for tokens in drafter.observed for token in tokens] == plain[
+            0, ids.shape[1] :
+        ].tolist()
         lengths = [ids.shape[1]]
         for emitted in stats.emitted_per_round[:-1]:
             lengths.append(lengths[-1] + emitted)
-        assert drafter.unchanged == [0, *lengths][: len(drafter.unchanged)]  # nothing was taken back
+        # nothing was taken back
+        assert drafter.unchanged == [0, *lengths][: len(drafter.unchanged)]
 
 
 WRONG = {
-    "ids outside": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, VOCAB])), "outside of the target's vocabulary"),
-    "negative ids": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([-1])), "outside of the target's vocabulary"),
-    "too deep": (lambda prefix: hf_paradraft.GuessedTokens(torch.arange(prefix.room + 1)), "there is room for"),
-    "too many": (lambda prefix: hf_paradraft.GuessedTokens(torch.arange(20), [-1] * 20), "at most 8 are allowed"),
-    "parents behind": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), [1, -1]), "parents come first"),
-    "too few parents": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), [-1]), "1 parents"),
-    "too few chances": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), None, [0.5]), "one acceptance"),
+    "ids outside": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, VOCAB])),
+        "outside of the target's vocabulary",
+    ),
+    "negative ids": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([-1])),
+        "outside of the target's vocabulary",
+    ),
+    "too deep": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.arange(prefix.room + 1)),
+        "there is room for",
+    ),
+    "too many": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.arange(20), [-1] * 20),
+        "at most 8 are allowed",
+    ),
+    "parents behind": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), [1, -1]),
+        "parents come first",
+    ),
+    "too few parents": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), [-1]),
+        "1 parents",
+    ),
+    "too few chances": (
+        lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([1, 2]), None, [0.5]),
+        "one acceptance",
+    ),
     "no ids": (lambda prefix: hf_paradraft.GuessedTokens(torch.tensor([0.5])), "wanted ids"),
     "a draft": (lambda prefix: hf_paradraft.Draft.chain(torch.tensor([1])), "a Draft as a guess"),
     "nothing": (lambda prefix: None, "a NoneType as a guess"),
-    "logits of a batch": (lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(1, 2, VOCAB)), "for one sequence"),
-    "another map": (lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(2, 7), vocabulary=torch.arange(6)), "maps 6 ids"),
+    "logits of a batch": (
+        lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(1, 2, VOCAB)),
+        "for one sequence",
+    ),
+    "another map": (
+        lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(2, 7), vocabulary=torch.arange(6)),
+        "maps 6 ids",
+    ),
 }
 
 
@@ -132,7 +174,9 @@ def test_malformed_guesses_are_refused(name, prompt):
     drafter = Wrong()
     drafter.guess = guess
     with pytest.raises(ValueError, match=message):
-        TARGET.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+        TARGET.generate(
+            prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter
+        )
 
 
 def test_fewer_guesses_than_prefixes_are_refused(prompt):
@@ -154,8 +198,13 @@ class HalfADrafter:
 
 def test_a_drafter_that_lacks_calls_is_told_which(prompt):
     drafter = HalfADrafter()
-    for door in ({"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}, {"assistant_model": drafter}):
-        with pytest.raises(ValueError, match=r"lacks attach\(target\), needs\(target\).*add-a-drafter"):
+    for door in (
+        {"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter},
+        {"assistant_model": drafter},
+    ):
+        with pytest.raises(
+            ValueError, match=r"lacks attach\(target\), needs\(target\).*add-a-drafter"
+        ):
             TARGET.generate(prompt, max_new_tokens=4, do_sample=False, **door)
 
 

@@ -36,14 +36,23 @@ def draft_logits(drafter, ids, cache, count):
     return read_with_masks(drafter, ids, cache, [MASK] * (count - 1), MASK)
 
 
-COMMON = {**SHARED, "initializer_range": 0.3, "num_hidden_layers": 4, "eos_token_id": None, "pad_token_id": 0}
-MAMBA = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "initializer_range": 0.3,
+COMMON = {
+    **SHARED,
+    "initializer_range": 0.3,
+    "num_hidden_layers": 4,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+MAMBA = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8,
+"initializer_range": 0.3,
          "eos_token_id": None, "bos_token_id": None, "pad_token_id": 0}  # fmt: skip
 CONFIGS = {
     "lfm2": Lfm2Config(**COMMON, layer_types=["conv", "full_attention"] * 2),
     "qwen3_next": Qwen3NextConfig(
-        **COMMON, head_dim=8, layer_types=["linear_attention", "full_attention"] * 2, linear_num_key_heads=2,
-        linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        **COMMON, head_dim=8, layer_types=["linear_attention", "full_attention"] * 2,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2,
+        num_experts_per_tok=1,
         moe_intermediate_size=16, shared_expert_intermediate_size=16,
     ),
     "falcon_h1": FalconH1Config(
@@ -51,7 +60,8 @@ CONFIGS = {
     ),
     "jamba": JambaConfig(**COMMON, num_experts=2, attn_layer_period=2, attn_layer_offset=1),
     "bamba": BambaConfig(
-        **COMMON, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, attn_layer_indices=[1, 3]
+        **COMMON, mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
+        attn_layer_indices=[1, 3]
     ),
     "mamba2": Mamba2Config(**MAMBA, num_heads=8, head_dim=8, n_groups=1),
     "mamba": MambaConfig(**MAMBA),
@@ -77,7 +87,9 @@ def test_chains_over_a_recurrent_state(name):
 @pytest.mark.parametrize("name", ["bamba", "falcon_h1", "lfm2"])
 def test_states_in_float32_of_a_float64_target(name):
     """It reads as exactly as they are; it was refused."""
-    same_with_an_oracle(target_of(name).double(), input_ids=torch.tensor([[5, 9, 2, 7]]), max_new_tokens=20)
+    same_with_an_oracle(
+        target_of(name).double(), input_ids=torch.tensor([[5, 9, 2, 7]]), max_new_tokens=20
+    )
 
 
 @pytest.mark.slow
@@ -116,11 +128,16 @@ def test_recurrent_targets_take_drafters_at_the_front_door(prompt):
 
 
 class SometimesRight(hf_paradraft.Drafter, hf_paradraft.Drafting):
-    """Guesses up to five tokens; each is right with a chance of `rate`, and now and then it says nothing for a sequence."""
+    """Guesses up to five tokens; each is right with a chance of `rate`, and now and then it says
+    nothing for a sequence.
+    """
 
     def __init__(self, answers, padding, rate):
-        self.speculation_config = hf_paradraft.SpeculationConfig(5, tree_size=None, never_slower=False)
-        self.answers, self.padding, self.rate, self.random = answers, padding, rate, torch.Generator().manual_seed(0)
+        self.speculation_config = hf_paradraft.SpeculationConfig(
+            5, tree_size=None, never_slower=False
+        )
+        self.answers, self.padding, self.rate = answers, padding, rate
+        self.random = torch.Generator().manual_seed(0)
 
     def start_drafting(self, target, max_length):
         return self
@@ -158,7 +175,9 @@ def test_chains_over_the_states_of_a_batch(name, rate):
 @pytest.mark.parametrize("name", ["falcon_h1", "qwen3_next"])
 @pytest.mark.parametrize("unread", [0, 3, 32])
 def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
-    """Texts that end early stand before padding, as plain decoding reads it; the second turn over the cache is the same."""
+    """Texts that end early stand before padding, as plain decoding reads it; the second turn over
+    the cache is the same.
+    """
     monkeypatch.setattr(verify, "MOST_UNREAD", unread)
     target, inputs = target_of(name), left_padded(RAGGED)
     options = {"do_sample": False, "return_dict_in_generate": True}
@@ -166,15 +185,20 @@ def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
     ends = free[1, 14].item()  # the second text ends behind six tokens, if no other does before
     plain = target.generate(**inputs, **options, max_new_tokens=24, eos_token_id=ends)
     drafter = SometimesRight(free, [0, 6, 8, 4], 0.7)
-    drafted = target.generate(**inputs, **options, max_new_tokens=24, eos_token_id=ends, assistant_model=drafter)
+    drafted = target.generate(
+        **inputs, **options, max_new_tokens=24, eos_token_id=ends, assistant_model=drafter
+    )
     assert torch.equal(plain.sequences, drafted.sequences)
     length = plain.sequences.shape[1]
     more = {
         "input_ids": torch.cat([plain.sequences, torch.full((4, 2), 5)], 1),
-        "attention_mask": torch.cat([inputs["attention_mask"], torch.ones(4, length + 2 - 9, dtype=torch.long)], 1),
+        "attention_mask": torch.cat(
+            [inputs["attention_mask"], torch.ones(4, length + 2 - 9, dtype=torch.long)], 1
+        ),
     }
     second = [
-        target.generate(**more, **{CACHE: result[CACHE]}, do_sample=False, max_new_tokens=12, output_logits=True,
+        target.generate(**more, **{CACHE: result[CACHE]}, do_sample=False, max_new_tokens=12,
+        output_logits=True,
                         return_dict_in_generate=True, pad_token_id=0)
         for result in (plain, drafted)
     ]  # fmt: skip
@@ -183,12 +207,17 @@ def test_the_cache_of_a_batch_is_plain_decodings(name, unread, monkeypatch):
 
 
 def test_compiled_calls_and_criteria_with_a_memory():
-    """Neither has a static cache of recurrent layers; and a state cannot give tokens back that a criterion takes."""
+    """Neither has a static cache of recurrent layers; and a state cannot give tokens back that a
+    criterion takes.
+    """
     target, inputs = target_of("qwen3_next"), left_padded(RAGGED)
     plain = target.generate(**inputs, do_sample=False, max_new_tokens=12)
     drafter = SometimesRight(plain, [0, 6, 8, 4], 0.7)
     drafter.speculation_config.compile = True
-    assert torch.equal(plain, target.generate(**inputs, do_sample=False, max_new_tokens=12, assistant_model=drafter))
+    assert torch.equal(
+        plain,
+        target.generate(**inputs, do_sample=False, max_new_tokens=12, assistant_model=drafter),
+    )
     drafter.speculation_config.compile = False
 
     class Counts(StoppingCriteria):
@@ -205,7 +234,10 @@ def test_compiled_calls_and_criteria_with_a_memory():
 def test_batches_of_targets_whose_layers_take_no_masks_are_refused(prompt):
     with pytest.raises(ValueError, match="one prompt at a time"):
         target_of("mamba2").generate(
-            prompt.repeat(2, 1), do_sample=False, max_new_tokens=5, assistant_model=near_copy(tiny_model())
+            prompt.repeat(2, 1),
+            do_sample=False,
+            max_new_tokens=5,
+            assistant_model=near_copy(tiny_model()),
         )
 
 
@@ -244,7 +276,11 @@ def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch, tmp
     monkeypatch.setattr(look, "FOLDER", tmp_path)
     target, drafter = target_of("qwen3_next"), near_copy(tiny_model())
     with monkeypatch.context() as patch:
-        patch.setattr(target.model, "forward", lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()))
+        patch.setattr(
+            target.model,
+            "forward",
+            lambda *_, **__: (_ for _ in ()).throw(torch.OutOfMemoryError()),
+        )
         with pytest.raises(torch.OutOfMemoryError):
             target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
     target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
@@ -256,14 +292,23 @@ def test_a_refused_batch_leaves_the_callers_cache_as_it_was():
     if config_type is None:
         pytest.skip("this transformers has no target with windows next to recurrent states")
     config = config_type(
-        **{**COMMON, "head_dim": 8, "layer_types": ["hybrid_sliding", "hybrid"] * 2, "sliding_window": 12},
+        **{
+            **COMMON,
+            "head_dim": 8,
+            "layer_types": ["hybrid_sliding", "hybrid"] * 2,
+            "sliding_window": 12,
+        },
         moe_intermediate_size=16,
         num_experts=2,
     )
     target, drafter = AutoModelForCausalLM.from_config(config).eval(), hf_paradraft.NgramDrafter()
     ids, cache = torch.arange(20).view(2, 10), DynamicCache(config=config)
-    with pytest.raises(ValueError, match="one prompt at a time with a drafter, for its layers' sake"):
-        target.generate(ids, do_sample=False, max_new_tokens=4, assistant_model=drafter, **{CACHE: cache})
+    with pytest.raises(
+        ValueError, match="one prompt at a time with a drafter, for its layers' sake"
+    ):
+        target.generate(
+            ids, do_sample=False, max_new_tokens=4, assistant_model=drafter, **{CACHE: cache}
+        )
     assert not any(layer.record_past for layer in cache.layers)
 
 
@@ -276,21 +321,31 @@ OTHERS = {
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("mamba", "no attention layers"), ("openai-gpt", "cannot drop tokens"), ("jamba", "so it can not draft")],
+    [
+        ("mamba", "no attention layers"),
+        ("openai-gpt", "cannot drop tokens"),
+        ("jamba", "so it can not draft"),
+    ],
 )
 def test_models_that_cannot_draft_are_refused(name, message, prompt):
     torch.manual_seed(0)
-    drafter = hf_paradraft.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(OTHERS[name]), mask_token_id=MASK)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(
+        AutoModelForCausalLM.from_config(OTHERS[name]), mask_token_id=MASK
+    )
     with pytest.raises(ValueError, match=message):
         tiny_model().generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=drafter)
 
 
-@pytest.mark.parametrize(("name", "message"), [("openai-gpt", "cannot drop tokens"), ("bert", "is_decoder=True")])
+@pytest.mark.parametrize(
+    ("name", "message"), [("openai-gpt", "cannot drop tokens"), ("bert", "is_decoder=True")]
+)
 def test_targets_that_cannot_verify_are_refused(name, message, prompt):
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(OTHERS[name])
     with pytest.raises(ValueError, match=message):
-        target.generate(prompt, do_sample=False, max_new_tokens=5, assistant_model=near_copy(tiny_model()))
+        target.generate(
+            prompt, do_sample=False, max_new_tokens=5, assistant_model=near_copy(tiny_model())
+        )
 
 
 class Wrapped(LlamaForCausalLM):
@@ -301,7 +356,9 @@ class Wrapped(LlamaForCausalLM):
 
 
 def test_decoders_with_misleading_configs_are_served(prompt):
-    """Old files of real decoders say `is_decoder: false`; and a derived class may not name its arguments."""
+    """Old files of real decoders say `is_decoder: false`; and a derived class may not name its
+    arguments.
+    """
     gpt2 = tiny_model("gpt2")
     gpt2.config.is_decoder = False
     for target in (gpt2, Wrapped(tiny_model().config).eval()):

@@ -18,11 +18,19 @@ from hf_paradraft.integration.look import check_reads
     ("options", "message"),
     [
         ({"num_beams": 2}, "num_beams is 2"),
-        ({"output_attentions": True, "return_dict_in_generate": True}, "attentions or hidden states"),
-        ({"output_hidden_states": True, "return_dict_in_generate": True}, "attentions or hidden states"),
+        (
+            {"output_attentions": True, "return_dict_in_generate": True},
+            "attentions or hidden states",
+        ),
+        (
+            {"output_hidden_states": True, "return_dict_in_generate": True},
+            "attentions or hidden states",
+        ),
     ],
 )
-def test_unsupported_options_are_refused_before_any_forward(target, drafter, prompt, options, message):
+def test_unsupported_options_are_refused_before_any_forward(
+    target, drafter, prompt, options, message
+):
     check_reads(target, several=False)  # once for each target
     calls = []
     target.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -80,7 +88,9 @@ def test_embeddings_alone_and_a_missing_drafter_are_refused(target, drafter, pro
         target.generate(prompt, custom_generate=hf_paradraft.speculative_decoding, max_new_tokens=3)
 
 
-@pytest.mark.parametrize("options", [{"num_draft_tokens": -1}, {"num_draft_tokens": 1.5}, {"acceptance": "hopeful"}])
+@pytest.mark.parametrize(
+    "options", [{"num_draft_tokens": -1}, {"num_draft_tokens": 1.5}, {"acceptance": "hopeful"}]
+)
 def test_options_out_of_range(options):
     with pytest.raises(ValueError, match="must be"):
         hf_paradraft.SpeculationConfig(**options)
@@ -131,7 +141,12 @@ def test_rotary_targets_go_on_beyond_their_context(length, size):
     drafter = near_copy(target, 0.05)
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size)
     ids = torch.randint(0, 30, (2, length), generator=torch.Generator().manual_seed(length))
-    options = {"do_sample": False, "max_new_tokens": 16, "eos_token_id": None, "attention_mask": torch.ones_like(ids)}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 16,
+        "eos_token_id": None,
+        "attention_mask": torch.ones_like(ids),
+    }
     assert_lossless(target, drafter, ids, **options)
 
 
@@ -146,5 +161,7 @@ def test_rejection_leaves_processors_with_a_memory_alone(target, drafter, prompt
 
     processor = Lengths()
     drafter.speculation_config.acceptance = "rejection"
-    output = generate(target, drafter, prompt, do_sample=True, temperature=0.7, logits_processor=[processor])
+    output = generate(
+        target, drafter, prompt, do_sample=True, temperature=0.7, logits_processor=[processor]
+    )
     assert processor.seen == list(range(5, output.shape[1]))

@@ -1,4 +1,6 @@
-"""Logits processors that know the rows of a batch see it as plain decoding shows it, call for call."""
+"""Logits processors that know the rows of a batch see it as plain decoding shows it, call for
+call.
+"""
 
 import pytest
 import torch
@@ -22,7 +24,9 @@ SHAPES = {"chain": (5, None), "tree": (5, 9), "automatic": (12, "auto")}
 
 
 class Banned(LogitsProcessor):
-    """Each row has its own words that it may not write, and one more with each call; every call is kept."""
+    """Each row has its own words that it may not write, and one more with each call; every call is
+    kept.
+    """
 
     def __init__(self, rows):
         self.rows, self.calls = rows, []
@@ -41,10 +45,14 @@ def both(target, drafter, processors, seed=0, prompts=PROMPTS, **options):
         torch.manual_seed(seed)
         processor = processors()
         out = target.generate(
-            **left_padded(prompts), logits_processor=LogitsProcessorList([processor]), assistant_model=assistant,
-            return_dict_in_generate=True, output_scores=True, **{"max_new_tokens": 30, "do_sample": False, **options},
+            **left_padded(prompts), logits_processor=LogitsProcessorList([processor]),
+            assistant_model=assistant,
+            return_dict_in_generate=True, output_scores=True, **{"max_new_tokens": 30,
+            "do_sample": False, **options},
         )  # fmt: skip
-        results.append((out.sequences, out.scores, torch.get_rng_state(), getattr(processor, "calls", [])))
+        results.append(
+            (out.sequences, out.scores, torch.get_rng_state(), getattr(processor, "calls", []))
+        )
     return results
 
 
@@ -56,8 +64,13 @@ def test_every_row_has_its_own_rule(shape, do_sample):
     drafter.speculation_config = SpeculationConfig(*SHAPES[shape], never_slower=False)
     drafted = 0
     for seed in range(3):
-        options = {"do_sample": do_sample, **({"temperature": 1.3, "top_k": 20} if do_sample else {})}
-        plain, ours = both(target, drafter, lambda: Banned([[1, 2], [3], [4, 5, 6]]), seed, **options)
+        options = {
+            "do_sample": do_sample,
+            **({"temperature": 1.3, "top_k": 20} if do_sample else {}),
+        }
+        plain, ours = both(
+            target, drafter, lambda: Banned([[1, 2], [3], [4, 5, 6]]), seed, **options
+        )
         assert torch.equal(plain[0], ours[0])
         assert torch.equal(plain[2], ours[2])
         assert len(plain[3]) == len(ours[3])
@@ -96,7 +109,13 @@ def test_a_row_that_a_criterion_stops_is_padding_from_there_on():
     target = tiny_model()
     drafter = near_copy(target, 0.01)
     for ends in (30, None):
-        plain, ours = both(target, drafter, lambda: Banned([[1], [2], [3]]), stopping_criteria=[Stops()], eos_token_id=ends)
+        plain, ours = both(
+            target,
+            drafter,
+            lambda: Banned([[1], [2], [3]]),
+            stopping_criteria=[Stops()],
+            eos_token_id=ends,
+        )
         assert torch.equal(plain[0], ours[0])
         assert all(map(torch.equal, plain[3], ours[3]))
 
@@ -119,9 +138,16 @@ def test_transformers_own_processors_of_rows():
 
 def test_a_recurrent_batch():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 32}
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 32,
+    }
     config = Lfm2Config(
-        **sizes, num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2, initializer_range=0.3, eos_token_id=30,
+        **sizes, num_hidden_layers=4, layer_types=["conv", "full_attention"] * 2,
+        initializer_range=0.3, eos_token_id=30,
         pad_token_id=0, bos_token_id=None,
     )  # fmt: skip
     target = MODEL_FOR_CAUSAL_LM_MAPPING[Lfm2Config](config).double().eval()
@@ -138,7 +164,12 @@ def test_rules_that_look_at_other_texts_are_refused(rule):
     drafter.speculation_config = SpeculationConfig(4, None, acceptance=rule)
     with pytest.raises(ValueError, match="may know its rows"):
         both(target, drafter, lambda: Banned([[1], [2], [3]]), do_sample=True)
-    target.generate(torch.tensor([[1, 2]]), assistant_model=drafter, do_sample=True, logits_processor=[Banned([[1]])])
+    target.generate(
+        torch.tensor([[1, 2]]),
+        assistant_model=drafter,
+        do_sample=True,
+        logits_processor=[Banned([[1]])],
+    )
 
 
 class Contrast(LogitsProcessor):
@@ -165,14 +196,28 @@ class Noisy(LogitsProcessor):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 4), st.sampled_from([Contrast, Finer, Noisy]), st.booleans(), st.booleans())
+@given(
+    st.integers(0, 10**6),
+    st.integers(2, 4),
+    st.sampled_from([Contrast, Finer, Noisy]),
+    st.booleans(),
+    st.booleans(),
+)
 def test_rows_that_have_ended_go_on_with_padding(seed, rows, kind, do_sample, ends):
-    """Then a processor sees of them what plain decoding shows it, and the others' texts are plain decoding's."""
+    """Then a processor sees of them what plain decoding shows it, and the others' texts are plain
+    decoding's.
+    """
     target = tiny_model()
     drafter = near_copy(target, 0.02)
     drafter.speculation_config = SpeculationConfig(4, [None, 7][seed % 2], never_slower=False)
-    prompts = torch.randint(1, 30, (rows, 5), generator=torch.Generator().manual_seed(seed)).tolist()
-    options = {"do_sample": do_sample, "eos_token_id": [*range(3, 10)] if ends else None, "max_new_tokens": 20}
+    prompts = torch.randint(
+        1, 30, (rows, 5), generator=torch.Generator().manual_seed(seed)
+    ).tolist()
+    options = {
+        "do_sample": do_sample,
+        "eos_token_id": [*range(3, 10)] if ends else None,
+        "max_new_tokens": 20,
+    }
     plain, ours = both(target, drafter, kind, seed, prompts, **options)
     assert torch.equal(plain[0], ours[0])
     assert torch.equal(plain[2], ours[2])
@@ -184,7 +229,9 @@ def test_rows_that_have_ended_go_on_with_padding(seed, rows, kind, do_sample, en
 
 
 class OwnEnd(StoppingCriteria):
-    """Ends texts as `EosTokenCriteria` does: plain decoding pads behind it, for it has that attribute."""
+    """Ends texts as `EosTokenCriteria` does: plain decoding pads behind it, for it has that
+    attribute.
+    """
 
     eos_token_id = torch.tensor([3, 7, 9])
 
@@ -194,9 +241,17 @@ class OwnEnd(StoppingCriteria):
 
 def test_an_end_of_the_callers_own_pads():
     target = tiny_model()
-    options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None, "stopping_criteria": [OwnEnd()]}
+    options = {
+        "max_new_tokens": 20,
+        "do_sample": False,
+        "eos_token_id": None,
+        "stopping_criteria": [OwnEnd()],
+    }
     plain = target.generate(**left_padded(PROMPTS), **options)
-    assert torch.equal(plain, target.generate(**left_padded(PROMPTS), **options, assistant_model=near_copy(target, 0.02)))
+    assert torch.equal(
+        plain,
+        target.generate(**left_padded(PROMPTS), **options, assistant_model=near_copy(target, 0.02)),
+    )
     assert (plain[:, -1] == 0).any()
 
 
@@ -208,7 +263,12 @@ def test_statistics_forget_what_a_criterion_took_back():
     target = tiny_model()
     drafter = near_copy(target, 0.001)
     drafter.speculation_config = SpeculationConfig(4, None, never_slower=False)
-    options = {"max_new_tokens": 30, "do_sample": False, "eos_token_id": None, "stopping_criteria": [Short()]}
+    options = {
+        "max_new_tokens": 30,
+        "do_sample": False,
+        "eos_token_id": None,
+        "stopping_criteria": [Short()],
+    }
     out = target.generate(**left_padded(PROMPTS), **options, assistant_model=drafter)
     assert out.shape[1] == 12
     assert [row.num_emitted for row in drafter.last_stats.by_row] == [5, 5, 5]

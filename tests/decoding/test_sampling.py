@@ -1,4 +1,6 @@
-"""Sampling with drafts has the target's distribution: joint frequencies of three tokens against the exact ones."""
+"""Sampling with drafts has the target's distribution: joint frequencies of three tokens against the
+exact ones.
+"""
 
 import itertools
 
@@ -19,12 +21,16 @@ from hf_paradraft.rules import RULES
 from hf_paradraft.rules.draws import sampled_tree
 
 V, STEPS, SAMPLES = 5, 3, 2_000
-TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5  # the target: logits given the last token
-GUESS = torch.randn(STEPS, V, generator=torch.Generator().manual_seed(4))  # the drafter: independent of what it drew
+# the target: logits given the last token
+TABLE = torch.randn(V + 1, V, generator=torch.Generator().manual_seed(3)) * 1.5
+# the drafter: independent of what it drew
+GUESS = torch.randn(STEPS, V, generator=torch.Generator().manual_seed(4))
 
 
 def foreign(ids, scores):
-    """Might remember its calls, for all that the loop knows: chains are judged token by token then. Does nothing."""
+    """Might remember its calls, for all that the loop knows: chains are judged token by token then.
+    Does nothing.
+    """
     return scores
 
 
@@ -127,7 +133,9 @@ def p_value(rule, processors, make_draft):
 
 
 def recursive_tree(ids, room):
-    """As a PARD drafter draws it: the shape of the five best paths, siblings without replacement."""
+    """As a PARD drafter draws it: the shape of the five best paths, siblings without
+    replacement.
+    """
     return sampled_tree(GUESS[: min(room, 2)].softmax(-1), 5)
 
 
@@ -137,7 +145,10 @@ SHAPES = [
     ("rejection", recursive_tree),
 ]
 CASES = [(*shape, name) for shape in SHAPES[:3] for name in PROCESSORS]
-CASES += [(*shape, name) for shape in SHAPES[3:] for name in ("none", "top-p", "repetition penalty")]  # the drafts play no part
+# the drafts play no part
+CASES += [
+    (*shape, name) for shape in SHAPES[3:] for name in ("none", "top-p", "repetition penalty")
+]
 
 
 @pytest.mark.slow
@@ -162,15 +173,21 @@ def test_chi_square_notices_a_wrong_rule():
 
 
 def test_a_chain_is_judged_as_a_whole():
-    """The example of Sun et al. (2403.10444, section 3): 11/9 of two drafted tokens are kept, and 10/9 one by one."""
-    target, q = torch.tensor([[1 / 3, 2 / 3]]).log().expand(3, 2), torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2)
+    """The example of Sun et al. (2403.10444, section 3): 11/9 of two drafted tokens are kept, and
+    10/9 one by one.
+    """
+    target = torch.tensor([[1 / 3, 2 / 3]]).log().expand(3, 2)
+    q = torch.tensor([[2 / 3, 1 / 3]]).expand(2, 2)
     for processors, wanted in ((Remembered([]), 11 / 9), (Remembered([foreign]), 10 / 9)):
         torch.manual_seed(0)
         accepted = 0
         for _ in range(4_000):
             draft = Draft.chain(torch.multinomial(q, 1)[:, 0], q)
             ids = torch.zeros(1, 12, dtype=torch.long)
-            accepted += sum(token.node is not None for token in accept(draft, target, ids, 1, processors, RULES["rejection"]()))
+            accepted += sum(
+                token.node is not None
+                for token in accept(draft, target, ids, 1, processors, RULES["rejection"]())
+            )
         assert accepted / 4_000 == pytest.approx(wanted, abs=0.04)
 
 

@@ -21,10 +21,13 @@ def played(right, draft, verify, rounds, generator, first):
     size, ready = len(right), False
     tokens = seconds = 0.0
     for _ in range(rounds):
-        guesses = (generator.random(size) < right)[1 if ready else 0 :]  # a window's first was the target's own token
+        # a window's first was the target's own token
+        guesses = (generator.random(size) < right)[1 if ready else 0 :]
         if not ready and not first:
             guesses = guesses[:0]
-        seconds += max(draft, verify if len(guesses) else verify / 2) + (draft if first and not ready else 0)
+        seconds += max(draft, verify if len(guesses) else verify / 2) + (
+            draft if first and not ready else 0
+        )
         wrong = numpy.nonzero(~guesses)[0]
         tokens += 1 + (int(wrong[0]) if len(wrong) else len(guesses))
         ready = not len(wrong) and bool(generator.random() < right[0])
@@ -32,10 +35,20 @@ def played(right, draft, verify, rounds, generator, first):
 
 
 @settings(max_examples=10, deadline=None)
-@given(st.lists(st.floats(0.3, 0.98), min_size=2, max_size=6), st.floats(0.2, 3), st.booleans(), st.integers(0, 99))
+@given(
+    st.lists(st.floats(0.3, 0.98), min_size=2, max_size=6),
+    st.floats(0.2, 3),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_the_rate_on_paper_is_that_of_the_schedule(right, drafting, first, seed):
     right = numpy.array(right)
-    rates = overlapped_rates(right, lambda sizes: drafting + 0 * sizes, lambda rows: numpy.where(rows == 1, 0.5, 1.0), first)
+    rates = overlapped_rates(
+        right,
+        lambda sizes: drafting + 0 * sizes,
+        lambda rows: numpy.where(rows == 1, 0.5, 1.0),
+        first,
+    )
     simulated = played(right, drafting, 1.0, 8_000, numpy.random.default_rng(seed), first)
     assert rates[-1] == pytest.approx(simulated, rel=0.07)
 
@@ -76,7 +89,9 @@ def test_lines_learn_the_time_of_every_size():
 
 
 def test_the_window_is_the_ratio_of_speeds():
-    """A drafter that is five times as fast as the target, and nearly always right, gets a window of five (PEARL, Table 5)."""
+    """A drafter that is five times as fast as the target, and nearly always right, gets a window of
+    five (PEARL, Table 5).
+    """
     window = OverlapSchedule(12)
     assert window.size() == 12  # nothing is known
     window.judged = SEEN
@@ -127,9 +142,14 @@ def test_the_faster_way_is_taken(overlapped):
     assert taken[20:].count(overlapped < 1) >= 2  # looked at again
 
 
-@pytest.mark.parametrize(("overlapped", "least"), [(0.7, 0.97), (0.85, 0.97), (0.95, 0.97), (1.0, 0.99), (1.2, 1.1), (1.5, 1.4)])
+@pytest.mark.parametrize(
+    ("overlapped", "least"),
+    [(0.7, 0.97), (0.85, 0.97), (0.95, 0.97), (1.0, 0.99), (1.2, 1.1), (1.5, 1.4)],
+)
 def test_luck_does_not_choose_the_way(overlapped, least):
-    """Rounds bring very different numbers of tokens; still little is lost by looking, and a clear gain is found."""
+    """Rounds bring very different numbers of tokens; still little is lost by looking, and a clear
+    gain is found.
+    """
     measured = []
     for seed in range(12):
         generator, window, seconds = numpy.random.default_rng(seed), OverlapSchedule(8), 0.0
@@ -143,7 +163,9 @@ def test_luck_does_not_choose_the_way(overlapped, least):
     assert numpy.mean(measured) > least
 
 
-PAPER = {  # Tables 1 and 10: tokens per second of both, the best window (the rounded ratio), speculative decoding, PEARL
+# Tables 1 and 10: tokens per second of both, the best window (the rounded ratio), speculative
+# decoding, PEARL
+PAPER = {
     "CodeLlama 7B, 34B": (49.34, 18.58, 3, 1.76, 2.48),
     "CodeLlama 7B, 70B": (49.34, 9.20, 5, 3.03, 4.43),
     "Llama 2 7B, 70B": (49.94, 9.22, 5, 2.35, 3.29),
@@ -155,10 +177,18 @@ PAPER = {  # Tables 1 and 10: tokens per second of both, the best window (the ro
 
 @pytest.mark.parametrize("pair", PAPER)
 def test_rates_are_those_that_the_pearl_paper_measured(pair):
-    """What its plain speculative decoding reached says how often guesses are right; from that follows what PEARL reached."""
+    """What its plain speculative decoding reached says how often guesses are right; from that
+    follows what PEARL reached.
+    """
     small, large, window, speculative, pearl = PAPER[pair]
     draft, verify = (lambda sizes: sizes / small), (lambda rows: 1 / large + 0 * rows)
-    right = brentq(lambda chance: plain_rates(numpy.full(window, chance), draft, verify)[-1] / large - speculative, 0.01, 1)
+    right = brentq(
+        lambda chance: (
+            plain_rates(numpy.full(window, chance), draft, verify)[-1] / large - speculative
+        ),
+        0.01,
+        1,
+    )
     rates = overlapped_rates(numpy.full(12, right), draft, verify) / large
     assert rates[window - 1] == pytest.approx(pearl, rel=0.11)
     assert rates[window - 1] >= 0.94 * rates.max()

@@ -25,7 +25,13 @@ SIZES = [None, 12]
 
 def same_with_and_without(target, drafter, tree_size, **inputs):
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, tree_size
-    options = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, **inputs}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 24,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **inputs,
+    }
     plain = target.generate(**options)
     assert torch.equal(plain, target.generate(**options, assistant_model=drafter))
     assert drafter.last_stats.mean_emitted > 1
@@ -33,7 +39,9 @@ def same_with_and_without(target, drafter, tree_size, **inputs):
 
 @pytest.mark.parametrize("tree_size", SIZES)
 def test_targets_with_an_adapter_are_lossless(tree_size):
-    target = get_peft_model(tiny_model(), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)).eval()
+    target = get_peft_model(
+        tiny_model(), LoraConfig(target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    ).eval()
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS.repeat(3, 1))
 
@@ -42,7 +50,9 @@ def test_targets_with_an_adapter_are_lossless(tree_size):
 def test_quantised_targets_are_lossless(tmp_path, tree_size):
     pytest.importorskip("optimum.quanto", reason="not in the environments of other versions")
     tiny_model().save_pretrained(tmp_path)
-    target = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, quantization_config=QuantoConfig(weights="int8"))
+    target = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, quantization_config=QuantoConfig(weights="int8")
+    )
     assert type(target.model.layers[0].mlp.up_proj) is not torch.nn.Linear
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
 
@@ -51,16 +61,28 @@ def reads_images_alone(target, inputs):
     """No draft in the round that reads them: a drafter sees placeholders."""
     drafter = near_copy(tiny_model())
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, trace=True, never_slower=False)
-    target.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
+    target.generate(
+        **inputs, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter
+    )
     assert [bool(record.drafted) for record in drafter.last_stats.trace][:2] == [False, True]
 
 
 def test_images_beside_the_prompt_are_lossless():
     torch.manual_seed(0)
     vision = CLIPVisionConfig(
-        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=8, patch_size=4
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        image_size=8,
+        patch_size=4,
     )
-    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SHARED), image_token_index=29, image_seq_length=4)
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=LlamaConfig(**SHARED),
+        image_token_index=29,
+        image_seq_length=4,
+    )
     target = LlavaForConditionalGeneration(config).eval()
     ids = torch.tensor([[29, 29, 29, 29, 5, 6, 7]])
     same_with_an_oracle(target, input_ids=ids, pixel_values=torch.randn(1, 3, 8, 8))
@@ -73,8 +95,10 @@ def mrope_target():
     """A Qwen2-VL, and a prompt with an image."""
     torch.manual_seed(0)
     config = Qwen2VLConfig(
-        text_config={**SHARED, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}},
-        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 1, "patch_size": 2,
+        text_config={**SHARED, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1,
+        2], "rope_theta": 10000.0}},
+        vision_config={"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2,
+        "mlp_ratio": 1, "patch_size": 2,
                        "spatial_merge_size": 2, "temporal_patch_size": 1},
         image_token_id=29, video_token_id=28, vision_start_token_id=27, vision_end_token_id=26,
     )  # fmt: skip
@@ -92,10 +116,17 @@ def test_mrope_targets_are_lossless():
 
 
 def test_a_look_at_a_target_leaves_no_traces(monkeypatch):
-    """The short text's positions took the place of the image's, and the next turn of a chat had another text."""
+    """The short text's positions took the place of the image's, and the next turn of a chat had
+    another text.
+    """
     monkeypatch.setattr("hf_paradraft.integration.look._file", lambda *_: None)
     target, inputs = mrope_target()
-    options = {"do_sample": False, "max_new_tokens": 6, "suppress_tokens": [26, 27, 28, 29], "pad_token_id": 0}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 6,
+        "suppress_tokens": [26, 27, 28, 29],
+        "pad_token_id": 0,
+    }
     target.generate(**inputs, **options)
     left = target.model.rope_deltas
     assert left.item() != 0
@@ -105,7 +136,9 @@ def test_a_look_at_a_target_leaves_no_traces(monkeypatch):
 
 def test_the_drafter_has_its_own_dtype_and_vocabulary():
     target = tiny_model()
-    larger = hf_paradraft.PardDrafter.from_causal_lm(tiny_model(vocab_size=48).to(torch.bfloat16), mask_token_id=47)
+    larger = hf_paradraft.PardDrafter.from_causal_lm(
+        tiny_model(vocab_size=48).to(torch.bfloat16), mask_token_id=47
+    )
     larger.speculation_config.never_slower = False
     for tree_size in SIZES:
         larger.speculation_config.tree_size = tree_size
@@ -143,9 +176,12 @@ def test_an_offloaded_targets_latency_and_probe(tmp_path, monkeypatch):
     assert input_device(target).type == "cpu"
     assert row_latency(target).seconds
     config = Qwen3NextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2, linear_num_value_heads=4,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16,
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
+        moe_intermediate_size=16,
         shared_expert_intermediate_size=16,
     )  # fmt: skip
     check_continues(disk_offload(AutoModelForCausalLM.from_config(config).eval(), tmp_path / "two"))

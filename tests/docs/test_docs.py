@@ -1,4 +1,6 @@
-"""Every Python block in the docs runs, against models on the loopback Hub; every command parses; every link leads somewhere."""
+"""Every Python block in the docs runs, against models on the loopback Hub; every command parses;
+every link leads somewhere.
+"""
 
 import os
 import re
@@ -46,7 +48,9 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained("Qwen/Qwen2.5-7B-Instruct")
     # Pages say that texts are equal; in bf16 they need not be.
     target = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-7B-Instruct", dtype=torch.float32)
-    get_peft_model(AutoModelForCausalLM.from_pretrained(FAMILY / "target"), PpdConfig()).save_pretrained("my-adapter")
+    get_peft_model(
+        AutoModelForCausalLM.from_pretrained(FAMILY / "target"), PpdConfig()
+    ).save_pretrained("my-adapter")
     shutil.copytree(FAMILY / "draft", "small-model")
     shutil.copytree(FAMILY / "ppd-draft", "its-adapter")
     scope = {
@@ -61,7 +65,8 @@ def test_python_runs(hub, page, tmp_path, monkeypatch):
 
         push_recipe("user/parallel-drafting")
     torch.manual_seed(0)
-    # The page's other blocks are files of a kind, which tests/drafters/test_kinds.py puts into their places.
+    # The page's other blocks are files of a kind, which tests/drafters/test_kinds.py puts into
+    # their places.
     scripts = blocks(page, "python")[: 2 if page.name == "add-a-drafter.md" else None]
     for block in scripts:
         exec(compile(block, str(page), "exec"), scope)
@@ -76,7 +81,9 @@ def commands(block):
 COMMANDS = [words for page in PAGES for block in blocks(page, "bash") for words in commands(block)]
 
 
-@pytest.mark.parametrize("words", [pytest.param(words, id=" ".join(words)[:60]) for words in COMMANDS])
+@pytest.mark.parametrize(
+    "words", [pytest.param(words, id=" ".join(words)[:60]) for words in COMMANDS]
+)
 def test_commands_parse(words):
     command = get_command(app)
     while words and words[0] in getattr(command, "commands", {}):
@@ -93,8 +100,23 @@ def test_links_lead_somewhere(page):
 
 @pytest.mark.slow
 def test_the_site_builds_without_warnings(tmp_path):
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path),
+    ]
+    result = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "WARNING" not in result.stdout + result.stderr
     assert (tmp_path / "engine" / "index.html").exists()

@@ -1,4 +1,6 @@
-"""A drafter's config that somebody else wrote: whatever stands in it, it drafts, or one sentence says what is wrong."""
+"""A drafter's config that somebody else wrote: whatever stands in it, it drafts, or one sentence
+says what is wrong.
+"""
 
 import copy
 import json
@@ -17,11 +19,14 @@ from hf_paradraft.drafters.formats.values import NESTED, RULES, check_config
 from hf_paradraft.integration.info import describe
 
 VALUES = (
-    None, 0, -1, 10**9, "x", "", [], {}, True, 1.5, [1, "x"], [0], [-5], [10**6], float("nan"), [[]], {"x": 1}, -1e30, "\x1b[31m",
+    None, 0, -1, 10**9, "x", "", [], {}, True, 1.5, [1, "x"], [0], [-5], [10**6], float("nan"),
+    [[]], {"x": 1}, -1e30, "\x1b[31m",
 )  # fmt: skip
 OURS = {
     "pard": lambda target: near_copy(tiny_model()),
-    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", num_masks=2),
+    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(
+        target, "eagle", num_masks=2
+    ),
     "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(tiny_model()),
 }
 
@@ -49,12 +54,17 @@ def published(tmp_path_factory, target):
             write(folder, *LAYOUTS[name]())
         else:
             OURS[name](target).save_pretrained(folder)
-    return [(folder, json.loads((folder / "config.json").read_text())) for folder in sorted(root.iterdir())]
+    return [
+        (folder, json.loads((folder / "config.json").read_text()))
+        for folder in sorted(root.iterdir())
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.hypothesis
-@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_a_mutated_config_drafts_or_gives_one_sentence(data, published, target):
     folder, config = published[data.draw(st.integers(0, len(published) - 1), label="layout")]
@@ -70,22 +80,38 @@ def test_a_mutated_config_drafts_or_gives_one_sentence(data, published, target):
     try:
         describe(str(folder))
         drafter = hf_paradraft.AutoDrafter.from_pretrained(folder)
-        out = target.generate(ids, assistant_model=drafter, max_new_tokens=3, do_sample=False, eos_token_id=None)
+        out = target.generate(
+            ids, assistant_model=drafter, max_new_tokens=3, do_sample=False, eos_token_id=None
+        )
     except (ValueError, OSError) as error:
         message = str(error)
         assert "\x1b" not in message
         if all(key in NESTED for key in lead) and last in RULES and not RULES[last].holds(value):
             where = ".".join(map(str, (*lead, last)))
-            assert message.startswith(f"{folder / 'config.json'}: {where} is {value!r}, and has to be "), message
+            assert message.startswith(
+                f"{folder / 'config.json'}: {where} is {value!r}, and has to be "
+            ), message
     else:
-        assert torch.equal(out, target.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None))
+        assert torch.equal(
+            out, target.generate(ids, max_new_tokens=3, do_sample=False, eos_token_id=None)
+        )
 
 
 def test_the_sentence_names_file_key_and_value(tmp_path):
     config = {"dflash_config": {"target_layer_ids": [1, "two"]}}
-    with pytest.raises(ValueError, match=r"config.json: dflash_config.target_layer_ids is .1, 'two'., and has to be a list of l"):
+    with pytest.raises(
+        ValueError,
+        match=r"config.json: dflash_config.target_layer_ids is .1, 'two'., and has to be a list",
+    ):
         check_config(config, tmp_path / "config.json")
-    check_config({"vision_config": {"hidden_size": None}, "num_key_value_heads": [4, 8], "something": object()}, tmp_path)
+    check_config(
+        {
+            "vision_config": {"hidden_size": None},
+            "num_key_value_heads": [4, 8],
+            "something": object(),
+        },
+        tmp_path,
+    )
 
 
 def test_the_tensors_of_a_layout_are_what_its_config_says(published):

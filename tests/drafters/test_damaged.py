@@ -9,8 +9,14 @@ from tiny import near_copy, ppd_folder, tiny_model
 import hf_paradraft
 
 DAMAGED = {
-    "names no mask token": ("pard", {"mask_token_id": None, "pard_token": None, "ptd_token_id": None}),
-    "num_draft_tokens is -1, and has to be": ("pard", {"paradraft": {"speculation_config": {"num_draft_tokens": -1}}}),
+    "names no mask token": (
+        "pard",
+        {"mask_token_id": None, "pard_token": None, "ptd_token_id": None},
+    ),
+    "num_draft_tokens is -1, and has to be": (
+        "pard",
+        {"paradraft": {"speculation_config": {"num_draft_tokens": -1}}},
+    ),
     "other sizes than the config says": ("pard", {"hidden_size": 64}),
     "style is 'x'": ("parallelspec", {"style": "x"}),
     "its config asks for": ("parallelspec", {"num_masks": 3}),
@@ -41,7 +47,9 @@ def test_errors_of_damaged_folders_name_the_folder(message, tmp_path, monkeypatc
         target = tiny_model()
         made = {
             "pard": near_copy,
-            "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, num_masks=2),
+            "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(
+                target, num_masks=2
+            ),
             "autoregressive": hf_paradraft.AutoregressiveDrafter,
         }[name](target)
         made.save_pretrained(folder)
@@ -51,4 +59,6 @@ def test_errors_of_damaged_folders_name_the_folder(message, tmp_path, monkeypatc
     for given in (folder, "drafter"):
         with pytest.raises((OSError, ValueError), match=message) as raised:
             hf_paradraft.AutoDrafter.from_pretrained(given)
-        assert str(raised.value).startswith((f"{given}: ", f"{given}/config.json: ")) or str(folder) in str(raised.value)
+        assert str(raised.value).startswith((f"{given}: ", f"{given}/config.json: ")) or str(
+            folder
+        ) in str(raised.value)

@@ -1,4 +1,6 @@
-"""Calls that join others: their drafters read all texts in one forward, and guess what they guess behind each alone."""
+"""Calls that join others: their drafters read all texts in one forward, and guess what they guess
+behind each alone.
+"""
 
 from contextlib import contextmanager
 from functools import cache
@@ -31,7 +33,9 @@ SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE", "spec
 
 def mtp(count):
     """A target that brings so many MTP layers, and their drafter."""
-    target = AutoModelForCausalLM.from_pretrained(with_mtp("deepseek", count)[0], experts_implementation="eager").eval()
+    target = AutoModelForCausalLM.from_pretrained(
+        with_mtp("deepseek", count)[0], experts_implementation="eager"
+    ).eval()
     return target, MtpDrafter.from_target(target)
 
 
@@ -44,8 +48,19 @@ KINDS = {
     "parallelspec": lambda load: (TARGET, ParallelSpecDrafter.from_target(TARGET, "eagle", 3)),
     **{name: lambda load, name=name: (TARGET, load(name, attach=False)) for name in LAYOUTS},
 }
-NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS and name not in SOME else name for name in KINDS]
-PROMPTS = [[3, 5, 7, 9, 2, 6], [11, 4], [8, 8, 1], [2, 9, 4, 7, 1, 3, 5], [6, 1], [5, 5, 2, 9], [1, 2, 3]]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS and name not in SOME else name
+    for name in KINDS
+]
+PROMPTS = [
+    [3, 5, 7, 9, 2, 6],
+    [11, 4],
+    [8, 8, 1],
+    [2, 9, 4, 7, 1, 3, 5],
+    [6, 1],
+    [5, 5, 2, 9],
+    [1, 2, 3],
+]
 NEW = [12, 5, 9, 14, 3, 8, 11]
 
 
@@ -53,7 +68,9 @@ NEW = [12, 5, 9, 14, 3, 8, 11]
 def target_rows(target):
     """How many tokens of a text each forward reads."""
     rows = []
-    handle = target.get_input_embeddings().register_forward_hook(lambda module, args, out: rows.append(out.shape[1]))
+    handle = target.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: rows.append(out.shape[1])
+    )
     yield rows
     handle.remove()
 
@@ -65,7 +82,10 @@ def asked_of(drafting, seen):
 
     def proposed(prefixes):
         guesses = propose(prefixes)
-        seen.extend((prefix.ids.clone(), prefix.room, guess) for prefix, guess in zip(prefixes, guesses, strict=True))
+        seen.extend(
+            (prefix.ids.clone(), prefix.room, guess)
+            for prefix, guess in zip(prefixes, guesses, strict=True)
+        )
         return guesses
 
     drafting.propose = proposed
@@ -86,9 +106,13 @@ def texts_of(target):
 @pytest.mark.parametrize("size", [None, 7])
 @pytest.mark.parametrize("name", NAMES)
 def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
-    """Every other round goes by the texts, a different way in each sequence, so that the rows are ragged."""
+    """Every other round goes by the texts, a different way in each sequence, so that the rows are
+    ragged.
+    """
     target, drafter = KINDS[name](load)
-    drafter.speculation_config = SpeculationConfig(min(3, drafter.most_drafts or 3), size, never_slower=False)
+    drafter.speculation_config = SpeculationConfig(
+        min(3, drafter.most_drafts or 3), size, never_slower=False
+    )
     texts, rounds, most = texts_of(target), [], []
 
     def answer(prefixes, guesses):
@@ -97,16 +121,24 @@ def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
             return guesses
         true = []
         for prefix in prefixes:
-            text = next(text for text in texts if torch.equal(text[: prefix.ids.shape[1]], prefix.ids[0]))
+            text = next(
+                text for text in texts if torch.equal(text[: prefix.ids.shape[1]], prefix.ids[0])
+            )
             count = min(prefix.room, prefix.ids.shape[1] % 4)
             true.append(GuessedTokens(text[prefix.ids.shape[1] :][:count]))
         return true
 
     draft = Group.draft
-    monkeypatch.setattr(Group, "draft", lambda self, verifier: (most.append(len(self.calls)), draft(self, verifier))[1])
+    monkeypatch.setattr(
+        Group,
+        "draft",
+        lambda self, verifier: (most.append(len(self.calls)), draft(self, verifier))[1],
+    )
     with listen(drafter, answer) as heard:
         made = written(target, drafter)
-    assert made == [text[len(prompt) :].tolist() for prompt, text in zip(PROMPTS, texts, strict=True)]
+    assert made == [
+        text[len(prompt) :].tolist() for prompt, text in zip(PROMPTS, texts, strict=True)
+    ]
     assert max(most) > 1  # calls were drafted for together
     assert check_guesses(drafter, target, [(one.ids, one.room, one.guess) for one in heard]) > 10
 
@@ -118,7 +150,12 @@ def written(target, drafter):
     while len(calls) < len(PROMPTS) or batch.sequences:
         if len(calls) < len(PROMPTS) and (batch is None or len(batch.sequences) < 3):
             ids = torch.tensor([PROMPTS[len(calls)]])
-            options = {"max_new_tokens": NEW[len(calls)], "eos_token_id": None, "pad_token_id": 0, "do_sample": False}
+            options = {
+                "max_new_tokens": NEW[len(calls)],
+                "eos_token_id": None,
+                "pad_token_id": 0,
+                "do_sample": False,
+            }
             joining = begin(target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
             calls += joining.calls
             step(joining)
@@ -126,24 +163,41 @@ def written(target, drafter):
         else:
             step(batch)
         leave(batch)
-    return [call.sequences[0].ids[0, call.begin : call.sequences[0].length].tolist() for call in calls]
+    return [
+        call.sequences[0].ids[0, call.begin : call.sequences[0].length].tolist() for call in calls
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_beginning_that_was_read_is_guessed_behind_as_if_read_anew(name, load):
-    """A next turn, another branch, a beginning alone: the target reads what is new, and guesses are those of the whole text."""
+    """A next turn, another branch, a beginning alone: the target reads what is new, and guesses are
+    those of the whole text.
+    """
     target, drafter = KINDS[name](load)
-    drafter.speculation_config = SpeculationConfig(min(3, drafter.most_drafts or 3), None, never_slower=False)
-    prefixes, options = PrefixCache(1 << 30), {"eos_token_id": None, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 9}
+    drafter.speculation_config = SpeculationConfig(
+        min(3, drafter.most_drafts or 3), None, never_slower=False
+    )
+    prefixes = PrefixCache(1 << 30)
+    options = {"eos_token_id": None, "pad_token_id": 0, "do_sample": False, "max_new_tokens": 9}
     first = [3, 5, 7, 9, 2, 6, 4]
     text = target.generate(torch.tensor([first]), **options)[0].tolist()
-    for prompt, most in ((first, 0), ([*text, 5, 8], len(text) - 1), ([*text[:11], 1, 2, 4], 10), ([*first[:5], 1], 4)):
+    for prompt, most in (
+        (first, 0),
+        ([*text, 5, 8], len(text) - 1),
+        ([*text[:11], 1, 2, 4], 10),
+        ([*first[:5], 1], 4),
+    ):
         ids = torch.tensor([prompt])
         plain = target.generate(ids, **options)[0].tolist()
         known = prefixes.find(prompt, True)
-        assert known is None or (most - 1 <= known.read <= most and (known.drafting is None) == (name == "mtp, two layers"))
+        assert known is None or (
+            most - 1 <= known.read <= most
+            and (known.drafting is None) == (name == "mtp, two layers")
+        )
         assert (known is None) == (most == 0)
-        batch = begin(target, ids, drafter, None, known, attention_mask=torch.ones_like(ids), **options)
+        batch = begin(
+            target, ids, drafter, None, known, attention_mask=torch.ones_like(ids), **options
+        )
         [group], [sequence], seen = batch.groups, batch.sequences, []
         with target_rows(target) as rows:
             step(batch)

@@ -30,7 +30,12 @@ LAYOUT_OF = {  # the words of the list, and the tests' layout
     "EAGLE-3, speculators": "speculators EAGLE-3",
     "P-EAGLE, speculators": "speculators P-EAGLE",
 }
-NO_FEATURES = "Gemma 4 assistant, Google", "PARD, AMD", "PARD-2, AMD"  # which tests of their own load
+# which tests of their own load
+NO_FEATURES = (
+    "Gemma 4 assistant, Google",
+    "PARD, AMD",
+    "PARD-2, AMD",
+)
 
 
 @pytest.mark.parametrize("row", auto.PUBLISHED, ids=lambda row: row["drafter"])
@@ -42,12 +47,17 @@ def test_every_entry_is_of_a_layout_that_loads(row):
 
 @pytest.fixture
 def published(hub, monkeypatch, tmp_path):
-    """A target, one finetuned from it, one quantised from that, and a drafter for the first; the list names a lost one first."""
+    """A target, one finetuned from it, one quantised from that, and a drafter for the first; the
+    list names a lost one first.
+    """
     api = HfApi()
 
     def upload(name, base=None):
         folder = tmp_path / name
-        card = f"---\nlicense: mit\n{'' if base is None else f'base_model: user/{base}'}\n---\n# {name}\n"
+        card = (
+            f"---\nlicense: mit\n{'' if base is None else f'base_model: user/{base}'}\n---\n# "
+            f"{name}\n"
+        )
         (folder / "README.md").write_text(card)
         api.create_repo(f"user/{name}")
         api.upload_folder(repo_id=f"user/{name}", folder_path=folder)
@@ -69,7 +79,11 @@ def said(caplog):
     """What was said about the choice."""
     logger = logging.getLogger("transformers")
     logger.propagate, before = True, logger.propagate
-    yield lambda: [record.getMessage() for record in caplog.records if record.getMessage().startswith("Drafting with")]
+    yield lambda: [
+        record.getMessage()
+        for record in caplog.records
+        if record.getMessage().startswith("Drafting with")
+    ]
     logger.propagate = before
 
 
@@ -86,7 +100,11 @@ def test_a_published_one_also_for_what_was_made_of_its_target(name, published, s
 
 
 def test_one_that_does_not_fit_is_passed_over(published, monkeypatch):
-    rows = [{"targets": ["user/target"], "drafter": "user/target"}, *auto.PUBLISHED]  # a plain model is no drafter by itself
+    # a plain model is no drafter by itself
+    rows = [
+        {"targets": ["user/target"], "drafter": "user/target"},
+        *auto.PUBLISHED,
+    ]
     monkeypatch.setattr(auto, "PUBLISHED", rows)
     assert AutoDrafter.for_target("user/target").name_or_path == "user/drafter"
 
@@ -99,7 +117,13 @@ def test_layers_that_the_target_brings():
 
 
 @pytest.mark.parametrize(
-    "card", ["---\nbase_model: [3, 4]\n---", "---\n: : [\n---", "---\nbase_model: ../../etc\n---", "no card"]
+    "card",
+    [
+        "---\nbase_model: [3, 4]\n---",
+        "---\n: : [\n---",
+        "---\nbase_model: ../../etc\n---",
+        "no card",
+    ],
 )
 def test_copies_where_there_is_nothing(card, tmp_path, hub):
     target = tiny_model()
@@ -125,7 +149,21 @@ def test_commands_that_name_a_target_alone(tmp_path, hub):
     from hf_paradraft.demo import FAMILY
 
     file = tmp_path / "bench.json"
-    line = ["bench", "--target", str(FAMILY / "target"), "--per-category", "1", "--max-new-tokens", "8", "--no-equality"]
-    done = CliRunner().invoke(app, [*line, "--repeats", "1", "--json", str(file), "--only", "ngram"])
+    line = [
+        "bench",
+        "--target",
+        str(FAMILY / "target"),
+        "--per-category",
+        "1",
+        "--max-new-tokens",
+        "8",
+        "--no-equality",
+    ]
+    done = CliRunner().invoke(
+        app, [*line, "--repeats", "1", "--json", str(file), "--only", "ngram"]
+    )
     assert done.exit_code == 0, done.output
-    assert {row["method"].partition("-")[0] for row in json.loads(file.read_text())} == {"plain", "ngram"}
+    assert {row["method"].partition("-")[0] for row in json.loads(file.read_text())} == {
+        "plain",
+        "ngram",
+    }

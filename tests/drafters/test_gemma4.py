@@ -1,4 +1,6 @@
-"""Gemma 4 assistants: guesses against transformers' own generator, and whatever a round may bring."""
+"""Gemma 4 assistants: guesses against transformers' own generator, and whatever a round may
+bring.
+"""
 
 import inspect
 import json
@@ -19,7 +21,8 @@ from hf_paradraft.protocol.drafter import KeyValues
 
 OLDER = "model_kwargs" in inspect.signature(SinglePositionMultiTokenCandidateGenerator).parameters
 compared = pytest.mark.skipif(
-    OLDER, reason="this transformers makes its generator of other things: 5.24's is what is compared with"
+    OLDER,
+    reason="this transformers makes its generator of other things: 5.24's is what is compared with",
 )
 PROMPTS = torch.tensor([[0, 0, 0, 5, 9], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
@@ -27,12 +30,16 @@ SEEN = (PROMPTS != 0).long()
 
 @torch.no_grad()
 def behind(target, drafter, ids):
-    """What the target's own forward over all but the newest token brings: for transformers' generator, and as features."""
+    """What the target's own forward over all but the newest token brings: for transformers'
+    generator, and as features.
+    """
     outputs = target(ids[:, :-1], output_hidden_states=True, return_shared_kv_states=True)
     features = {"normed": outputs.hidden_states[-1]}
     for kind, layer in drafter.sources(target).items():
         keys, values = outputs.shared_kv_states[kind]
-        features[KeyValues(layer)] = torch.cat([keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)], dim=-1)
+        features[KeyValues(layer)] = torch.cat(
+            [keys.transpose(1, 2).flatten(2), values.transpose(1, 2).flatten(2)], dim=-1
+        )
     return outputs, features
 
 
@@ -40,8 +47,12 @@ def theirs(target, model, ids, outputs, count):
     model.generation_config.num_assistant_tokens = count
     generation_config = target.generation_config
     generation_config.max_length = 64
-    generator = SinglePositionMultiTokenCandidateGenerator(model, target.get_input_embeddings(), generation_config)
-    return generator.get_candidates(ids, {"attention_mask": torch.ones_like(ids)}, outputs, False, 0)
+    generator = SinglePositionMultiTokenCandidateGenerator(
+        model, target.get_input_embeddings(), generation_config
+    )
+    return generator.get_candidates(
+        ids, {"attention_mask": torch.ones_like(ids)}, outputs, False, 0
+    )
 
 
 @compared
@@ -59,7 +70,8 @@ def test_guesses_are_those_of_transformers(length, window, centroids):
     chain, expected = theirs(target, model, ids, outputs, 5)
     logits = drafter.draft_logits(ids, features, 5)
     guessed = logits.isfinite()
-    assert guessed.all() or (centroids and guessed.sum(-1).eq(12).all())  # three of eight centroids, of four tokens each
+    # three of eight centroids, of four tokens each
+    assert guessed.all() or (centroids and guessed.sum(-1).eq(12).all())
     torch.testing.assert_close(logits[guessed], expected[guessed])
     assert logits.argmax(-1).tolist() == chain[:, length:].tolist()
 
@@ -83,7 +95,11 @@ def test_another_reading_is_told_apart(wrong, monkeypatch):
         features[key] = features[key].roll(1, 1)
     if wrong == "position":
         read = Gemma4Drafter.read
-        monkeypatch.setattr(Gemma4Drafter, "read", lambda self, ids, before, at, cache: read(self, ids, before, at + 1, cache))
+        monkeypatch.setattr(
+            Gemma4Drafter,
+            "read",
+            lambda self, ids, before, at, cache: read(self, ids, before, at + 1, cache),
+        )
     assert (drafter.draft_logits(ids, features, 3) - expected).abs().max() > 1e-3
 
 
@@ -91,15 +107,22 @@ def test_another_reading_is_told_apart(wrong, monkeypatch):
 @pytest.mark.parametrize("shared", [0, 2])
 @pytest.mark.parametrize("window", [64, 6])
 def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(window, shared, size):
-    """In ragged batches, chains and trees, over rejections; caches of rounds keep what a window would drop."""
+    """In ragged batches, chains and trees, over rejections; caches of rounds keep what a window
+    would drop.
+    """
     target, drafter = gemma4_target(window, shared), Gemma4Drafter(gemma4_assistant(window=window))
     drafter.speculation_config = SpeculationConfig(4, size, never_slower=False)
     options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": SEEN}
     assert_lossless(target, drafter, PROMPTS, max_new_tokens=24, **options)
     assert drafter.last_stats.num_drafted > 0
     if window == 64:
-        assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 10
-    target.generation_config.prefill_chunk_size = 2  # of which one is padding alone in the first row
+        assert (
+            check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options))
+            > 10
+        )
+    target.generation_config.prefill_chunk_size = (
+        2  # of which one is padding alone in the first row
+    )
     assert_lossless(target, drafter, PROMPTS, max_new_tokens=12, **options)
 
 
@@ -108,20 +131,37 @@ def test_static_caches_show_what_was_written(size):
     target, drafter = gemma4_target(), Gemma4Drafter(gemma4_assistant())
     drafter.speculation_config = SpeculationConfig(4, size, never_slower=False)
     options = {"attention_mask": SEEN, "cache_implementation": "static"}
-    assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 10
+    assert (
+        check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 10
+    )
 
 
 def test_a_processor_may_run_the_target_for_its_own_ends():
     target, drafter = gemma4_target(), Gemma4Drafter(gemma4_assistant())
     drafter.speculation_config = SpeculationConfig(4, 7, never_slower=False)
-    options = {"do_sample": False, "max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": None, "guidance_scale": 1.5}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 12,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "guidance_scale": 1.5,
+    }
     assert_lossless(target, drafter, PROMPTS[1:2], **options)
 
 
 def test_a_seed_writes_its_own_text():
     target, drafter = gemma4_target(), Gemma4Drafter(gemma4_assistant())
     drafter.speculation_config = SpeculationConfig(3, 5, never_slower=False)
-    assert_lossless(target, drafter, PROMPTS, seed=5, do_sample=True, max_new_tokens=16, attention_mask=SEEN, pad_token_id=0)
+    assert_lossless(
+        target,
+        drafter,
+        PROMPTS,
+        seed=5,
+        do_sample=True,
+        max_new_tokens=16,
+        attention_mask=SEEN,
+        pad_token_id=0,
+    )
 
 
 @pytest.mark.parametrize("centroids", [False, True])
@@ -135,13 +175,18 @@ def test_it_is_loaded_saved_and_described(centroids, tmp_path):
     drafter.save_pretrained(tmp_path / "second")
     again = AutoDrafter.from_pretrained(tmp_path / "second", dtype=torch.float64)
     assert again.speculation_config.num_draft_tokens == 6
-    assert type(AutoModelForCausalLM.from_pretrained(tmp_path / "second")) is Gemma4AssistantForCausalLM  # a plain one still
+    # a plain one still
+    assert (
+        type(AutoModelForCausalLM.from_pretrained(tmp_path / "second"))
+        is Gemma4AssistantForCausalLM
+    )
     ids = torch.randint(1, EOS, (1, 6))
     rows = []
     for one in (Gemma4Drafter(model), drafter, again):
         one.attach(target)
         rows.append(one.draft_logits(ids, behind(target, one, ids)[1], 3))
-    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)  # its scale is kept in float32
+    # its scale is kept in float32
+    torch.testing.assert_close(rows[0], rows[1], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(rows[1], rows[2], rtol=1e-4, atol=1e-4)
 
 
@@ -149,8 +194,14 @@ def test_it_is_loaded_saved_and_described(centroids, tmp_path):
     ("make", "message"),
     [
         (lambda: tiny_model(), "keys and values of Gemma 4, and the target is of type llama"),
-        (lambda: tiny_model("gemma4", hidden_size=48), "states of 32 numbers, and the target's have 48"),
-        (lambda: tiny_model("gemma4", num_key_value_heads=4), "2 heads of 8 numbers in sliding_attention layers"),
+        (
+            lambda: tiny_model("gemma4", hidden_size=48),
+            "states of 32 numbers, and the target's have 48",
+        ),
+        (
+            lambda: tiny_model("gemma4", num_key_value_heads=4),
+            "2 heads of 8 numbers in sliding_attention layers",
+        ),
         (lambda: tiny_model("gemma4", vocab_size=900), "guesses 32 ids, and the target has 900"),
     ],
 )
@@ -162,7 +213,11 @@ def test_another_target_is_refused(make, message):
 @pytest.mark.parametrize(
     ("changes", "tokens", "message"),
     [
-        ({"text_config": "x"}, None, "text_config is 'x', and has to be null, or an object with names|an object with names"),
+        (
+            {"text_config": "x"},
+            None,
+            "text_config is 'x', and has to be null, or an object with names|an object with names",
+        ),
         ({"num_centroids": 0}, None, "num_centroids is 0"),
         ({"centroid_intermediate_top_k": 30}, None, "more centroids than it has"),
         ({}, 999, "token_ordering does not name every token once"),
@@ -196,7 +251,8 @@ def test_compiling_is_refused():
 
 
 def test_two_targets_never_share_an_embedding():
-    one, other, drafter = gemma4_target(), tiny_model("gemma4", seed=9, sliding_window=64), Gemma4Drafter(gemma4_assistant())
+    one, other = gemma4_target(), tiny_model("gemma4", seed=9, sliding_window=64)
+    drafter = Gemma4Drafter(gemma4_assistant())
     drafter.speculation_config = SpeculationConfig(3, 5, never_slower=False)
     options = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 0, "eos_token_id": None}
     for target in (one, other, one):

@@ -1,4 +1,6 @@
-"""Gemma 4 targets: heads that differ by layer, layers that share keys and values, inputs of each layer's own."""
+"""Gemma 4 targets: heads that differ by layer, layers that share keys and values, inputs of each
+layer's own.
+"""
 
 import pytest
 import torch
@@ -25,6 +27,12 @@ def test_drafters_that_read_states_are_made_for_them(shared, kind, size):
     drafter = KINDS[kind](target).to(torch.float64)
     drafter.speculation_config = SpeculationConfig(3, size, never_slower=False)
     seen = {"attention_mask": (PROMPTS != 0).long()}
-    options = {"do_sample": False, "max_new_tokens": 16, "pad_token_id": 0, "eos_token_id": None, **seen}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 16,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        **seen,
+    }
     assert_lossless(target, drafter, PROMPTS, **options)
     assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **seen)) > 10

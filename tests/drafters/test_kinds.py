@@ -1,4 +1,6 @@
-"""What every kind of drafter has to hold: one suite over all of them, and a new kind in one folder and one line."""
+"""What every kind of drafter has to hold: one suite over all of them, and a new kind in one folder
+and one line.
+"""
 
 import copy
 import dataclasses
@@ -28,18 +30,34 @@ TARGETS = {name: tiny_model(name) for name in NAMES}
 MAKE = {
     "pard": lambda target: near_copy(target, 0.05),
     "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.05)),
-    "ppd": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2)),
-    "ppd, calibrated": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(copy.deepcopy(target), 2, calibrated=True)),
+    "ppd": lambda target: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(copy.deepcopy(target), 2)
+    ),
+    "ppd, calibrated": lambda target: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(copy.deepcopy(target), 2, calibrated=True)
+    ),
     "uno": lambda target: with_noise_adapter(target, std=0.05)[1],
-    "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
+    "prompted": lambda target: hf_paradraft.PromptedDrafter(
+        with_prompts(near_copy(target, 0.05), 2)
+    ),
     "n-grams": lambda target: hf_paradraft.NgramDrafter(),
-    "dspark": lambda target: hf_paradraft.DSparkDrafter.from_target(target, MASK, 1, 6, 2, markov_rank=4),
+    "dspark": lambda target: hf_paradraft.DSparkDrafter.from_target(
+        target, MASK, 1, 6, 2, markov_rank=4
+    ),
     "dflash": lambda target: hf_paradraft.DFlashDrafter.from_target(target, MASK, 1, 7, 2),
-    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 5),
-    "parallelspec, eagle": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 5),
+    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(
+        target, "medusa", 5
+    ),
+    "parallelspec, eagle": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(
+        target, "eagle", 5
+    ),
 }
-SERVED = {name: [*NAMES] for name in MAKE} | {key: ["llama", "qwen3", "mistral-sliding"] for key in ("dspark", "dflash")}
-DRAFTERS = {(kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in SERVED[kind]}
+SERVED = {name: [*NAMES] for name in MAKE} | {
+    key: ["llama", "qwen3", "mistral-sliding"] for key in ("dspark", "dflash")
+}
+DRAFTERS = {
+    (kind, name): make(TARGETS[name]) for kind, make in MAKE.items() for name in SERVED[kind]
+}
 
 
 class Clock:
@@ -72,7 +90,12 @@ def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, ne
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-    options = {"attention_mask": mask, "max_new_tokens": new, "pad_token_id": 0, "do_sample": sampled and len(prompts) == 1}
+    options = {
+        "attention_mask": mask,
+        "max_new_tokens": new,
+        "pad_token_id": 0,
+        "do_sample": sampled and len(prompts) == 1,
+    }
     torch.manual_seed(seed)
     plain = target.generate(ids, **options)
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +109,9 @@ def test_never_slower_by_a_random_clock_changes_nothing(which, prompts, size, ne
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["pard", "prompted"])
 def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
-    """What the engine is given behind every prefix of a call is what a forward without caches gives."""
+    """What the engine is given behind every prefix of a call is what a forward without caches
+    gives.
+    """
     target, drafter = TARGETS[name], DRAFTERS[kind, name]
     drafter.speculation_config = hf_paradraft.SpeculationConfig(3, None, never_slower=False)
     seen, start = [], drafter.start_drafting
@@ -105,7 +130,9 @@ def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
 
     drafter.start_drafting = watched
     try:
-        target.generate(prompt, do_sample=False, max_new_tokens=24, eos_token_id=None, assistant_model=drafter)
+        target.generate(
+            prompt, do_sample=False, max_new_tokens=24, eos_token_id=None, assistant_model=drafter
+        )
     finally:
         del drafter.start_drafting
     assert len(seen) > 3
@@ -116,16 +143,21 @@ def test_drafting_with_caches_is_draft_logits(kind, name, prompt):
             torch.testing.assert_close(logits, expected[0], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["pard", "autoregressive", "ppd", "uno", "dspark", "dflash", "parallelspec"])
+@pytest.mark.parametrize(
+    "name", ["pard", "autoregressive", "ppd", "uno", "dspark", "dflash", "parallelspec"]
+)
 def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     target = TARGETS["llama"]
     drafter = MAKE[name](target)
     folder = tmp_path / "drafter"
     drafter.save_pretrained(folder)
-    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1  # weights are as readable as what lies beside them
+    # weights are as readable as what lies beside them
+    assert len({file.stat().st_mode for file in folder.iterdir()}) == 1
     make_tokenizer().save_pretrained(folder)
     kind = kind_of(saved := DrafterFolder(folder))
-    assert kind.kind == drafter.kind == hf_paradraft.AutoDrafter.from_pretrained(folder).kind == name
+    assert (
+        kind.kind == drafter.kind == hf_paradraft.AutoDrafter.from_pretrained(folder).kind == name
+    )
     kind.check_folder(saved)
     assert dict(describe_kind(kind, saved))["kind"]
     assert card_fields(kind, saved).template.endswith(".jinja")
@@ -154,7 +186,8 @@ def bigram(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
         exec(code, module.__dict__)
         setattr(package, name, module)
-    monkeypatch.setattr("hf_paradraft.drafters.KINDS", (*KINDS, package.model.BigramDrafter))  # the line
+    # the line
+    monkeypatch.setattr("hf_paradraft.drafters.KINDS", (*KINDS, package.model.BigramDrafter))
     return package
 
 
@@ -171,11 +204,18 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
     made.remember({"steps": 3, "target": "user/target"})
     made.speculation_config = hf_paradraft.SpeculationConfig(4, 6)
     made.save_pretrained(tmp_path / "drafter")
-    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="auto", device_map="auto")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(
+        tmp_path / "drafter", dtype="auto", device_map="auto"
+    )
     assert torch.equal(drafter.logits, made.logits)
     assert drafter.paradraft["training"] == {"steps": 3, "target": "user/target"}
     assert drafter.speculation_config == made.speculation_config
-    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter", dtype="bfloat16").logits.dtype == torch.bfloat16
+    assert (
+        hf_paradraft.AutoDrafter.from_pretrained(
+            tmp_path / "drafter", dtype="bfloat16"
+        ).logits.dtype
+        == torch.bfloat16
+    )
     last = prompt[0, -1:]
     guess = drafter.propose([hf_paradraft.Prefix(prompt, 1, 0)])[0].logits
     torch.testing.assert_close(guess, target.lm_head(target.get_input_embeddings()(last)))
@@ -186,7 +226,10 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
         assert drafter.last_stats.num_drafted > 3
     methods = methods_of(Case.methods, drafter, None)
     assert [method.name for method in methods][:3] == ["plain", "prompt-lookup", "bigram-chain-k4"]
-    assert all(row.same for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False))
+    assert all(
+        row.same
+        for row in bench(target, methods, [Prompt("a", prompt)], Settings(8), progress=False)
+    )
     push_folder(tmp_path / "drafter", "user/bigram")
     published = hf_paradraft.AutoDrafter.from_pretrained("user/bigram")
     assert isinstance(published, kind)
@@ -195,7 +238,9 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
     assert "hidden states" not in card
     with monkeypatch.context() as patch:
         patch.setattr("hf_paradraft.drafters.KINDS", KINDS)
-        with pytest.raises(ValueError, match="model_type 'bigram', which is no kind of drafter here"):
+        with pytest.raises(
+            ValueError, match="model_type 'bigram', which is no kind of drafter here"
+        ):
             hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter")
     with pytest.raises(ValueError, match="of use in transformers alone"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)
@@ -208,18 +253,35 @@ def test_a_new_kind_is_trained_by_a_run_of_its_own(bigram, folder):
     """It learns which token follows which, and leaves a folder with its record."""
     from hf_paradraft.training.run import train
 
-    arguments = {"target": folder / "target", "train_file": folder / "rows.jsonl", "eval_file": folder / "rows.jsonl"}
-    options = {"max_steps": 20, "learning_rate": 0.5, "max_length": 64, "use_cpu": True, "bf16": False, "smoothing": 0.01}
-    drafter = train(bigram.training.BigramTraining, **arguments, **options, output_dir=folder / "bigram")
+    arguments = {
+        "target": folder / "target",
+        "train_file": folder / "rows.jsonl",
+        "eval_file": folder / "rows.jsonl",
+    }
+    options = {
+        "max_steps": 20,
+        "learning_rate": 0.5,
+        "max_length": 64,
+        "use_cpu": True,
+        "bf16": False,
+        "smoothing": 0.01,
+    }
+    drafter = train(
+        bigram.training.BigramTraining, **arguments, **options, output_dir=folder / "bigram"
+    )
     again = bigram.model.BigramDrafter.from_pretrained(folder / "bigram")
     assert torch.equal(again.logits, drafter.logits)
     record = again.paradraft["training"]
-    untrained = bigram.model.BigramDrafter.from_target(AutoModelForCausalLM.from_pretrained(folder / "target"))
+    untrained = bigram.model.BigramDrafter.from_target(
+        AutoModelForCausalLM.from_pretrained(folder / "target")
+    )
     assert (record["steps"], record["smoothing"]) == (20, 0.01)
     assert not torch.equal(again.logits, untrained.logits)
     assert record["acceptance"]["mean_emitted"] > 1.1
     with pytest.raises(ValueError, match="smoothing must be"):
-        train(bigram.training.BigramTraining, **arguments, smoothing=2.0, output_dir=folder / "other")
+        train(
+            bigram.training.BigramTraining, **arguments, smoothing=2.0, output_dir=folder / "other"
+        )
 
 
 def test_benchmarks_leave_models_as_they_were(prompt):
@@ -242,7 +304,10 @@ FOREIGN = {
     "EAGLE-3": ({"architectures": ["Qwen3Eagle3Model"]}, {}),
     "DSpark ": ({}, {"markov_head.markov_w1.weight": torch.zeros(2)}),
     "DFlash ": ({}, {"fc.weight": torch.zeros(2), "hidden_norm.weight": torch.zeros(2)}),
-    "EAGLE-3 ": ({}, {"fc.weight": torch.zeros(2), "midlayer.input_layernorm.weight": torch.zeros(2)}),
+    "EAGLE-3 ": (
+        {},
+        {"fc.weight": torch.zeros(2), "midlayer.input_layernorm.weight": torch.zeros(2)},
+    ),
     "P-EAGLE": ({}, {"mask_hidden": torch.zeros(2)}),
     "MTP": ({"speculators_model_type": "mtp"}, {}),
     "XPress": ({"speculators_model_type": "xpress"}, {}),
@@ -254,7 +319,10 @@ NOT_SERVED = {
     "EAGLE-4": ({"architectures": ["LlamaForCausalLMEagle4"]}, {}),
     "EAGLE-4 ": ({}, {"efficient_lm_head.weight": torch.zeros(2), "fc.weight": torch.zeros(2)}),
     "TreeFlash": ({"dflash_config": {"mask_token_id": 1}, "treeflash_config": {"rank": 2}}, {}),
-    "LiLiCorr": ({"architectures": ["DFlashDraftModel"], "dflash_config": {"lilicorr_enabled": True}}, {}),
+    "LiLiCorr": (
+        {"architectures": ["DFlashDraftModel"], "dflash_config": {"lilicorr_enabled": True}},
+        {},
+    ),
     "DCOCO": ({"architectures": ["DCOCODraftModel"], "dflash_config": {"mask_token_id": 1}}, {}),
     "Orthrus": ({"architectures": ["OrthrusLM"]}, {}),
     "Orthrus ": ({}, {"model.layers.0.self_attn.q_proj_diff.weight": torch.zeros(2)}),
@@ -270,7 +338,9 @@ def test_folders_of_other_methods_are_refused_by_name(what, tmp_path):
 
     from safetensors.torch import load_file, save_file
 
-    hf_paradraft.PardDrafter.from_causal_lm(tiny_model("qwen3"), mask_token_id=MASK).save_pretrained(tmp_path)
+    hf_paradraft.PardDrafter.from_causal_lm(
+        tiny_model("qwen3"), mask_token_id=MASK
+    ).save_pretrained(tmp_path)
     config, tensors = {**FOREIGN, **NOT_SERVED}[what]
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **config}))
@@ -285,8 +355,12 @@ def test_folders_of_other_methods_are_refused_by_name(what, tmp_path):
 def test_a_model_is_saved_as_the_kind_that_was_made_of_it(tmp_path):
     """A model that was saved as one kind is not taken for it when another is made of it."""
     model = tiny_model()
-    hf_paradraft.AutoregressiveDrafter(model, hf_paradraft.SpeculationConfig(3)).save_pretrained(tmp_path / "first")
-    hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK).save_pretrained(tmp_path / "second")
+    hf_paradraft.AutoregressiveDrafter(model, hf_paradraft.SpeculationConfig(3)).save_pretrained(
+        tmp_path / "first"
+    )
+    hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK).save_pretrained(
+        tmp_path / "second"
+    )
     again = hf_paradraft.PardDrafter.from_pretrained(tmp_path / "first", mask_token_id=MASK)
     assert again.speculation_config == hf_paradraft.SpeculationConfig()
     again.save_pretrained(tmp_path / "third")

@@ -1,4 +1,6 @@
-"""MTP layers: logits against transformers' own and against the formula written out, and whatever a target's files may bring."""
+"""MTP layers: logits against transformers' own and against the formula written out, and whatever a
+target's files may bring.
+"""
 
 from functools import cache
 
@@ -17,9 +19,22 @@ import hf_paradraft
 from hf_paradraft.drafters.mtp.model import MtpStep
 
 if not hasattr(MtpModel, "forward_layer"):
-    pytest.skip("this transformers runs no layer by itself, which logits are compared with", allow_module_level=True)
+    pytest.skip(
+        "this transformers runs no layer by itself, which logits are compared with",
+        allow_module_level=True,
+    )
 
-FAMILIES = ["deepseek", "glm", "qwen3_5", "qwen3_5_moe", "qwen3_next", "mellum", "mimo", "exaone", "ernie"]
+FAMILIES = [
+    "deepseek",
+    "glm",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_next",
+    "mellum",
+    "mimo",
+    "exaone",
+    "ernie",
+]
 IDS = torch.tensor([[3, 5, 7, 11, 13, 17, 19, 23]])
 brought = cache(with_mtp)
 
@@ -27,13 +42,18 @@ brought = cache(with_mtp)
 def target_of(family, count=1, dtype=torch.float32):
     folder, _ = brought(family, count)
     if family == "mimo":
-        return Qwen2ForCausalLM.from_pretrained(folder, config=config_of(family), dtype=dtype).eval()
-    options = {"experts_implementation": "eager"} if family != "qwen3_5" else {}  # the other kernel takes no float64
+        return Qwen2ForCausalLM.from_pretrained(
+            folder, config=config_of(family), dtype=dtype
+        ).eval()
+    # the other kernel takes no float64
+    options = {"experts_implementation": "eager"} if family != "qwen3_5" else {}
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **options).eval()
 
 
 def exact(family):
-    """In which number format equality is tested; a recurrent state and ERNIE's router are float32 whatever the weights are."""
+    """In which number format equality is tested; a recurrent state and ERNIE's router are float32
+    whatever the weights are.
+    """
     return torch.float32 if family.startswith(("qwen", "ernie")) else torch.float64
 
 
@@ -43,7 +63,9 @@ def recursion(layers, tokens, states, count):
     rows = []
     for _ in range(count):
         positions = torch.arange(1, tokens.shape[1] + 1)[None]
-        behind = layers.forward_layer(0, states, positions, MtpCache(config=layers.config), input_ids=tokens)
+        behind = layers.forward_layer(
+            0, states, positions, MtpCache(config=layers.config), input_ids=tokens
+        )
         rows.append(layers._project_to_logits(behind[:, -1:]))
         states = torch.cat([states, behind[:, -1:]], 1)
         tokens = torch.cat([tokens, rows[-1].argmax(-1)], 1)
@@ -71,7 +93,9 @@ def drafted_logits(target, drafter, depth=3):
 def test_logits_are_those_of_transformers_own_layers(family, depth):
     target = target_of(family)
     logits = drafted_logits(target, hf_paradraft.MtpDrafter.from_target(target), depth)
-    torch.testing.assert_close(logits, expected_logits(family, target, depth=depth), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        logits, expected_logits(family, target, depth=depth), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("family", ["deepseek", "glm"])
@@ -86,10 +110,19 @@ def test_logits_of_several_layers_are_those_of_transformers_own(family, count):
 
 @torch.no_grad()
 def test_logits_are_those_of_the_formula_written_out():
-    """MiMo's, of Qwen2's layers: norms, projection, attention with turned queries and keys, gated MLP, in float64."""
+    """MiMo's, of Qwen2's layers: norms, projection, attention with turned queries and keys, gated
+    MLP, in float64.
+    """
     target = target_of("mimo", dtype=torch.float64)
-    tensors = {name: tensor.double() for name, tensor in load_file(brought("mimo")[0] / "model.safetensors").items()}
-    layer = {name.removeprefix("model.mtp_layers.0."): tensor for name, tensor in tensors.items() if "mtp_layers" in name}
+    tensors = {
+        name: tensor.double()
+        for name, tensor in load_file(brought("mimo")[0] / "model.safetensors").items()
+    }
+    layer = {
+        name.removeprefix("model.mtp_layers.0."): tensor
+        for name, tensor in tensors.items()
+        if "mtp_layers" in name
+    }
     heads, kv_heads, size = 4, 2, 8
 
     def norm(x, name):
@@ -103,10 +136,15 @@ def test_logits_are_those_of_the_formula_written_out():
 
     def behind(tokens, states):
         embedded = tensors["model.embed_tokens.weight"][tokens]
-        x = torch.cat([norm(states, "hidden_layernorm"), norm(embedded, "token_layernorm")], -1) @ layer["input_proj.weight"].T
+        x = (
+            torch.cat([norm(states, "hidden_layernorm"), norm(embedded, "token_layernorm")], -1)
+            @ layer["input_proj.weight"].T
+        )
         inner, count = norm(x, "input_layernorm"), len(tokens)
         q, k, v = (
-            torch.nn.functional.linear(inner, layer[f"self_attn.{name}_proj.weight"], layer[f"self_attn.{name}_proj.bias"])
+            torch.nn.functional.linear(
+                inner, layer[f"self_attn.{name}_proj.weight"], layer[f"self_attn.{name}_proj.bias"]
+            )
             .view(count, -1, size)
             .transpose(0, 1)
             for name in "qkv"
@@ -114,21 +152,32 @@ def test_logits_are_those_of_the_formula_written_out():
         positions = torch.arange(count).double()
         q, k = turned(q, positions), turned(k, positions)
         k, v = (tensor.repeat_interleave(heads // kv_heads, 0) for tensor in (k, v))
-        scores = (q @ k.transpose(1, 2) / size**0.5).masked_fill(torch.ones(count, count).triu(1).bool(), -torch.inf)
-        x = x + (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1) @ layer["self_attn.o_proj.weight"].T
+        scores = (q @ k.transpose(1, 2) / size**0.5).masked_fill(
+            torch.ones(count, count).triu(1).bool(), -torch.inf
+        )
+        x = (
+            x
+            + (scores.softmax(-1) @ v).transpose(0, 1).reshape(count, -1)
+            @ layer["self_attn.o_proj.weight"].T
+        )
         inner = norm(x, "post_attention_layernorm")
         gate, up = (inner @ layer[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        return norm(x + (torch.nn.functional.silu(gate) * up) @ layer["mlp.down_proj.weight"].T, "final_layernorm")
+        return norm(
+            x + (torch.nn.functional.silu(gate) * up) @ layer["mlp.down_proj.weight"].T,
+            "final_layernorm",
+        )
 
     drafter = hf_paradraft.MtpDrafter.from_target(target)
     states, tokens, rows = features_behind(drafter, target, IDS)["normed"][0], IDS[0, 1:], []
     for _ in range(3):
         made = behind(tokens, states)
         rows.append(made[-1] @ tensors["lm_head.weight"].T)
-        states, tokens = torch.cat([states, made[-1:]]), torch.cat([tokens, rows[-1].argmax()[None]])
+        states = torch.cat([states, made[-1:]])
+        tokens = torch.cat([tokens, rows[-1].argmax()[None]])
+    # its norms compute in float32
     torch.testing.assert_close(
         drafted_logits(target, drafter)[0], torch.stack(rows), rtol=1e-4, atol=1e-5
-    )  # its norms compute in float32
+    )
 
 
 WRONG = {
@@ -151,7 +200,9 @@ def test_wrong_variants_have_other_logits(family, what, monkeypatch):
             norm, raw = layer.stack.norm, []
             norm.register_forward_pre_hook(lambda _, inputs: raw.append(inputs[0]))
             forward = MtpStep.forward_rows
-            monkeypatch.setattr(MtpStep, "forward_rows", lambda *inputs: (forward(*inputs)[0], raw[-1]))
+            monkeypatch.setattr(
+                MtpStep, "forward_rows", lambda *inputs: (forward(*inputs)[0], raw[-1])
+            )
         case "halves":
             layer.hidden_first = not layer.hidden_first
         case "enorm":
@@ -163,13 +214,17 @@ def test_wrong_variants_have_other_logits(family, what, monkeypatch):
 
 
 def test_own_states_are_replaced_by_the_targets_once_they_are_verified():
-    """What is guessed in a later round is what a fresh reading guesses: no entry of a guess stays in the cache."""
+    """What is guessed in a later round is what a fresh reading guesses: no entry of a guess stays
+    in the cache.
+    """
     target = target_of("deepseek", dtype=torch.float64)
     drafter = hf_paradraft.MtpDrafter.from_target(target)
     drafter.speculation_config = hf_paradraft.SpeculationConfig(3, None, never_slower=False)
     from published import check_guesses, guesses_of_a_call
 
-    answers = target.generate(IDS, do_sample=False, max_new_tokens=24, eos_token_id=None, pad_token_id=0)
+    answers = target.generate(
+        IDS, do_sample=False, max_new_tokens=24, eos_token_id=None, pad_token_id=0
+    )
     seen = guesses_of_a_call(drafter, target, IDS, answers, max_new_tokens=24)
     assert check_guesses(drafter, target, seen, 1e-6) > 5
 
@@ -177,7 +232,8 @@ def test_own_states_are_replaced_by_the_targets_once_they_are_verified():
 @pytest.mark.parametrize("family", ["deepseek", "glm"])
 def test_transformers_own_loop_drafts_the_same_tokens(family, monkeypatch):
     target = target_of(family, dtype=torch.float64)
-    target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2.*"]  # its own name is that of the published size
+    # its own name is that of the published size
+    target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2.*"]
     drafts, candidates = {}, MTPCandidateGenerator.get_candidates
 
     def watched(self, input_ids, *args, **kwargs):
@@ -204,18 +260,33 @@ def test_outputs_are_the_targets_own(family, size):
     target = target_of(family, dtype=exact(family))
     drafter = hf_paradraft.MtpDrafter.from_target(target)
     chain = size is None or family.startswith("qwen")  # a recurrent state takes no trees
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, None if chain else size, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        3, None if chain else size, never_slower=False
+    )
     assert_lossless(target, drafter, IDS, max_new_tokens=24, pad_token_id=0)
     torch.manual_seed(1)
     sampled = target.generate(IDS, do_sample=True, max_new_tokens=16, pad_token_id=0)
     torch.manual_seed(1)
-    assert torch.equal(sampled, target.generate(IDS, do_sample=True, max_new_tokens=16, pad_token_id=0, assistant_model=drafter))
+    assert torch.equal(
+        sampled,
+        target.generate(
+            IDS, do_sample=True, max_new_tokens=16, pad_token_id=0, assistant_model=drafter
+        ),
+    )
 
 
 @pytest.mark.parametrize("size", [None, 9])
 @pytest.mark.parametrize(
     ("family", "count"),
-    [("deepseek", 1), ("deepseek", 3), ("mimo", 1), ("ernie", 1), ("qwen3_5", 1), ("qwen3_next", 1), ("qwen3_5_moe", 1)],
+    [
+        ("deepseek", 1),
+        ("deepseek", 3),
+        ("mimo", 1),
+        ("ernie", 1),
+        ("qwen3_5", 1),
+        ("qwen3_next", 1),
+        ("qwen3_5_moe", 1),
+    ],
 )
 def test_outputs_of_ragged_batches_are_the_targets_own(family, size, count):
     """Of recurrent targets too, where each sequence has a state of its own; these take chains."""
@@ -223,7 +294,9 @@ def test_outputs_of_ragged_batches_are_the_targets_own(family, size, count):
     drafter = hf_paradraft.MtpDrafter.from_target(target)
     drafter.speculation_config = hf_paradraft.SpeculationConfig(3, size, never_slower=False)
     ids = torch.tensor([[3, 5, 7, 11, 13, 17], [0, 0, 0, 9, 2, 4], [0, 0, 0, 0, 0, 1]])
-    assert_lossless(target, drafter, ids, attention_mask=(ids != 0).long(), max_new_tokens=20, pad_token_id=0)
+    assert_lossless(
+        target, drafter, ids, attention_mask=(ids != 0).long(), max_new_tokens=20, pad_token_id=0
+    )
     assert drafter.last_stats.num_drafted > 0
 
 
@@ -232,4 +305,10 @@ def test_texts_shorter_than_the_layers_are_many(count):
     """A layer for each step has nothing to read of a text that is shorter."""
     target = target_of("deepseek", count, torch.float64)
     for length in (1, 2, 3):
-        assert_lossless(target, hf_paradraft.MtpDrafter.from_target(target), IDS[:, :length], max_new_tokens=8, pad_token_id=0)
+        assert_lossless(
+            target,
+            hf_paradraft.MtpDrafter.from_target(target),
+            IDS[:, :length],
+            max_new_tokens=8,
+            pad_token_id=0,
+        )

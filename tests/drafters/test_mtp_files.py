@@ -1,4 +1,6 @@
-"""MTP layers in files: a target's own, one in speculators' layout, float8, and those that are refused."""
+"""MTP layers in files: a target's own, one in speculators' layout, float8, and those that are
+refused.
+"""
 
 import json
 import shutil
@@ -31,7 +33,9 @@ def test_float8_layers_are_multiplied_by_the_scales_of_their_blocks(family, tmp_
         if "layers.2." in name and name.endswith("proj.weight") and weight.ndim == 2:
             rows, columns = (-(-size // 16) for size in weight.shape)
             scales = torch.rand(rows, columns) + 0.5
-            whole = scales.repeat_interleave(16, 0)[: weight.shape[0]].repeat_interleave(16, 1)[:, : weight.shape[1]]
+            whole = scales.repeat_interleave(16, 0)[: weight.shape[0]].repeat_interleave(16, 1)[
+                :, : weight.shape[1]
+            ]
             tensors[name] = (weight / whole).to(torch.float8_e4m3fn)
             tensors[f"{name}_scale_inv"] = scales
             expected[name] = tensors[name].float() * whole
@@ -43,7 +47,9 @@ def test_float8_layers_are_multiplied_by_the_scales_of_their_blocks(family, tmp_
         drafters.append(hf_paradraft.MtpDrafter.from_target(target))
     packed, plain = (drafted_logits(target, drafter) for drafter in drafters)
     torch.testing.assert_close(packed, plain)
-    assert (packed - expected_logits(family, target_of(family))).abs().max() > 1e-4  # they are rounded
+    assert (
+        packed - expected_logits(family, target_of(family))
+    ).abs().max() > 1e-4  # they are rounded
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family != "ernie"])
@@ -61,7 +67,9 @@ def test_a_layer_saved_in_speculators_layout_is_the_same(family, tmp_path):
 
 
 def test_a_repository_brings_its_layers_without_its_other_files(hub, tmp_path):
-    """By kind, from the Hub: of a target in several files only those that hold the layers are fetched."""
+    """By kind, from the Hub: of a target in several files only those that hold the layers are
+    fetched.
+    """
     folder, _ = brought("deepseek")
     tensors = load_file(folder / "model.safetensors")
     shutil.copytree(folder, tmp_path / "target")
@@ -71,7 +79,10 @@ def test_a_repository_brings_its_layers_without_its_other_files(hub, tmp_path):
         parts[list(parts)[".2." in name]][name] = tensor
     for name, part in parts.items():
         save_file(part, tmp_path / "target" / name, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {key: name for name, part in parts.items() for key in part}}
+    index = {
+        "metadata": {},
+        "weight_map": {key: name for name, part in parts.items() for key in part},
+    }
     (tmp_path / "target" / "model.safetensors.index.json").write_text(json.dumps(index))
     HfApi().create_repo("user/target")
     HfApi().upload_folder(repo_id="user/target", folder_path=tmp_path / "target")
@@ -79,7 +90,9 @@ def test_a_repository_brings_its_layers_without_its_other_files(hub, tmp_path):
     assert not any("00001-of" in call for call in hub.calls if "resolve" in call)
     target = target_of("deepseek")
     drafter.attach(target)
-    torch.testing.assert_close(drafted_logits(target, drafter), expected_logits("deepseek", target), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        drafted_logits(target, drafter), expected_logits("deepseek", target), rtol=1e-4, atol=1e-4
+    )
     said = dict(describe("user/target"))
     assert said["kind"] == "a target that brings MTP layers"
     assert said["MTP layers"].startswith("1, of 0.0 million")
@@ -97,7 +110,16 @@ def test_info_says_what_a_target_brings():
 def test_the_command_line_takes_the_layers_that_a_target_brings(tmp_path):
     shutil.copytree(brought("glm")[0], tmp_path / "target")
     make_tokenizer().save_pretrained(tmp_path / "target")
-    words = ["generate", "3 5 7", "--target", str(tmp_path / "target"), "--drafter", "mtp", "--max-new-tokens", "8"]
+    words = [
+        "generate",
+        "3 5 7",
+        "--target",
+        str(tmp_path / "target"),
+        "--drafter",
+        "mtp",
+        "--max-new-tokens",
+        "8",
+    ]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
 
@@ -114,14 +136,25 @@ def test_what_brings_nothing_that_can_be_served_is_refused(tmp_path):
     with pytest.raises(ValueError, match="no kind 'mpt'"):
         hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "plain", kind="mpt")
     for change, error, message in (
-        (lambda t: {**t, "model.mtp_block.0.mlp.up_proj.weight": torch.zeros(2, 2)}, ValueError, "a layout that is not served"),
         (
-            lambda t: {**t, published_names("mimo", 0, 2)[0] + "self_attn.q_proj.weight_scale": torch.zeros(1)},
+            lambda t: {**t, "model.mtp_block.0.mlp.up_proj.weight": torch.zeros(2, 2)},
+            ValueError,
+            "a layout that is not served",
+        ),
+        (
+            lambda t: {
+                **t,
+                published_names("mimo", 0, 2)[0] + "self_attn.q_proj.weight_scale": torch.zeros(1),
+            },
             ValueError,
             "packed",
         ),
         (
-            lambda t: {name: tensor for name, tensor in t.items() if not name.endswith("0.mlp.up_proj.weight")},
+            lambda t: {
+                name: tensor
+                for name, tensor in t.items()
+                if not name.endswith("0.mlp.up_proj.weight")
+            },
             OSError,
             "are missing",
         ),

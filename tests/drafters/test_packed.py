@@ -18,7 +18,9 @@ PACKED = {"quanto": lambda: QuantoConfig(weights="int8"), "torchao": torchao}
 
 
 @pytest.mark.parametrize("how", PACKED)
-@pytest.mark.parametrize("name", ["z-lab", "speculators DSpark", "speculators EAGLE-3", "parallelspec", "mtp"])
+@pytest.mark.parametrize(
+    "name", ["z-lab", "speculators DSpark", "speculators EAGLE-3", "parallelspec", "mtp"]
+)
 def test_a_packed_drafter_drafts(name, how, tmp_path):
     if name in LAYOUTS:
         write(tmp_path, *LAYOUTS[name]())
@@ -27,7 +29,9 @@ def test_a_packed_drafter_drafts(name, how, tmp_path):
     else:
         hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 3).save_pretrained(tmp_path)
     whole = hf_paradraft.AutoDrafter.from_pretrained(tmp_path, dtype=torch.float32)
-    packed = hf_paradraft.AutoDrafter.from_pretrained(tmp_path, dtype=torch.float32, quantization_config=PACKED[how]())
+    packed = hf_paradraft.AutoDrafter.from_pretrained(
+        tmp_path, dtype=torch.float32, quantization_config=PACKED[how]()
+    )
     matrices = [part.weight for part in packed.modules() if isinstance(part, Linear)]
     assert matrices
     assert all(type(weight).__name__ in ("WeightQBytesTensor", "Int8Tensor") for weight in matrices)
@@ -40,7 +44,10 @@ def test_a_packed_drafter_drafts(name, how, tmp_path):
     assert packed.last_stats.num_drafted > 20
 
     whole.attach(TARGET)
-    features = {key: torch.randn(1, 5, TARGET.config.hidden_size, dtype=torch.float32) for key in whole.needs(TARGET)}
+    features = {
+        key: torch.randn(1, 5, TARGET.config.hidden_size, dtype=torch.float32)
+        for key in whole.needs(TARGET)
+    }
     logits, near = (drafter.draft_logits(ids, features, 1) for drafter in (whole, packed))
     assert (near - logits).abs().mean() < 0.1 * logits.std()
     assert not torch.equal(near, logits)
@@ -51,4 +58,6 @@ def test_a_packed_drafter_drafts(name, how, tmp_path):
 def test_another_way_to_pack_is_refused(tmp_path):
     write(tmp_path, *LAYOUTS["z-lab"]())
     with pytest.raises(ValueError, match="pass a QuantoConfig or a TorchAoConfig"):
-        hf_paradraft.AutoDrafter.from_pretrained(tmp_path, quantization_config=BitsAndBytesConfig(load_in_8bit=True))
+        hf_paradraft.AutoDrafter.from_pretrained(
+            tmp_path, quantization_config=BitsAndBytesConfig(load_in_8bit=True)
+        )

@@ -1,4 +1,6 @@
-"""PARD drafters: made from any causal LM, saved as one, loaded from any engine's format, refused where they cannot work."""
+"""PARD drafters: made from any causal LM, saved as one, loaded from any engine's format, refused
+where they cannot work.
+"""
 
 import json
 import pickle
@@ -46,7 +48,8 @@ def test_a_saved_drafter_is_a_plain_causal_lm(architecture, tmp_path):
     stock = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     assert type(stock) is type(model)
     ids = torch.arange(10)[None]
-    torch.testing.assert_close(stock(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)  # Gemma 4 scales in float32
+    # Gemma 4 scales in float32
+    torch.testing.assert_close(stock(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
     again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     assert isinstance(again, hf_paradraft.PardDrafter)
     assert again.mask_token_id == MASK
@@ -83,8 +86,12 @@ def test_a_drafter_can_be_pickled(drafter):
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_one_forward_drafts_what_training_rows_say(architecture):
-    """Inference and training must mean the same: the logits of K drafts are those of the training rows of each depth."""
-    model = tiny_model(architecture, **({} if architecture == "gpt2" else {"attn_implementation": "eager"}))
+    """Inference and training must mean the same: the logits of K drafts are those of the training
+    rows of each depth.
+    """
+    model = tiny_model(
+        architecture, **({} if architecture == "gpt2" else {"attn_implementation": "eager"})
+    )
     drafter = hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
     ids = torch.randint(0, EOS, (10,), generator=torch.Generator().manual_seed(0))
     depths = 5
@@ -97,16 +104,18 @@ def test_one_forward_drafts_what_training_rows_say(architecture):
         trained = model(
             rows["input_ids"][None],
             position_ids=rows["position_ids"][None],
-            attention_mask=torch.zeros(mask.shape, dtype=model.dtype).masked_fill(~mask, torch.finfo(model.dtype).min)[
-                None, None
-            ],
+            attention_mask=torch.zeros(mask.shape, dtype=model.dtype).masked_fill(
+                ~mask, torch.finfo(model.dtype).min
+            )[None, None],
             use_cache=False,
         ).logits[0]
         drafted = draft_logits(drafter, ids[None, :6], empty_cache(drafter), depths)
     for depth in range(depths):
         row = depth * 10 + 5 + depth
         if row < len(trained) and 5 + depth < 10:
-            torch.testing.assert_close(drafted[depth], trained[row], rtol=1e-4, atol=1e-4, check_dtype=False)
+            torch.testing.assert_close(
+                drafted[depth], trained[row], rtol=1e-4, atol=1e-4, check_dtype=False
+            )
 
 
 def test_the_cache_never_keeps_masks(drafter):
@@ -123,11 +132,16 @@ def test_two_threads_share_a_drafter():
     targets = [tiny_model(seed=seed) for seed in (0, 5)]
     drafter = near_copy(targets[0])
     prompts = [torch.tensor([[1, 2, 3]]), torch.tensor([[9, 8, 7, 6]])]
-    plain = [t.generate(p, max_new_tokens=40, do_sample=False) for t, p in zip(targets, prompts, strict=True)]
+    plain = [
+        t.generate(p, max_new_tokens=40, do_sample=False)
+        for t, p in zip(targets, prompts, strict=True)
+    ]
     drafted = [None, None]
 
     def run(index):
-        drafted[index] = targets[index].generate(prompts[index], max_new_tokens=40, do_sample=False, assistant_model=drafter)
+        drafted[index] = targets[index].generate(
+            prompts[index], max_new_tokens=40, do_sample=False, assistant_model=drafter
+        )
 
     threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
     for thread in threads:

@@ -1,4 +1,6 @@
-"""PARD drafters in files: what is refused, whose tokens they have, and options of other versions."""
+"""PARD drafters in files: what is refused, whose tokens they have, and options of other
+versions.
+"""
 
 import json
 
@@ -79,7 +81,9 @@ def test_different_tokenizers(target, tmp_path):
     big = AutoModelForCausalLM.from_pretrained(tmp_path / "one")
     drafter = hf_paradraft.PardDrafter.from_causal_lm(tmp_path / "two", mask_token_id=MASK)
     prompt = torch.tensor([[1, 2, 3]])
-    with pytest.raises(ValueError, match=r"2 of 32 shared ids mean other tokens.*'c' for the target and 'd'"):
+    with pytest.raises(
+        ValueError, match=r"2 of 32 shared ids mean other tokens.*'c' for the target and 'd'"
+    ):
         big.generate(prompt, assistant_model=drafter, max_new_tokens=5)
     with pytest.raises(ValueError, match="first id 2"):
         target.generate(
@@ -104,7 +108,9 @@ def test_same_tokenizer_by_name(tmp_path, prompt):
 def test_a_model_that_is_no_causal_lm(target):
     with pytest.raises(ValueError, match="no causal language model"):
         hf_paradraft.PardDrafter.from_causal_lm(
-            T5ForConditionalGeneration(T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)),
+            T5ForConditionalGeneration(
+                T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+            ),
             mask_token_id=MASK,
         )
     with pytest.raises(ValueError, match="not the causal LM"):
@@ -116,11 +122,16 @@ def test_config_of_the_base_is_untouched(folder):
     assert type(AutoConfig.from_pretrained(folder)).__module__.startswith("transformers.")
 
 
-@pytest.mark.parametrize("saved", [None, [1], {"speculation_config": None}, {"speculation_config": {"from_tomorrow": 1}}])
+@pytest.mark.parametrize(
+    "saved", [None, [1], {"speculation_config": None}, {"speculation_config": {"from_tomorrow": 1}}]
+)
 def test_options_of_another_version_do_not_stop_loading(folder, saved):
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "paradraft": saved}))
-    assert hf_paradraft.AutoDrafter.from_pretrained(folder).speculation_config == hf_paradraft.SpeculationConfig()
+    assert (
+        hf_paradraft.AutoDrafter.from_pretrained(folder).speculation_config
+        == hf_paradraft.SpeculationConfig()
+    )
 
 
 @pytest.mark.parametrize("kind", [hf_paradraft.PardDrafter, hf_paradraft.AutoregressiveDrafter])

@@ -1,4 +1,6 @@
-"""PARD drafters that read features (PARD-2), and those that guess fewer ids than their targets have."""
+"""PARD drafters that read features (PARD-2), and those that guess fewer ids than their targets
+have.
+"""
 
 import json
 
@@ -28,7 +30,13 @@ def pard2(folder, pickled=True, **config):
     if pickled:
         torch.save(tensors, folder / "warp_model.bin")
     file = folder / "config.json"
-    more = {"pard2": True, "spd_type": "pard2", "pard2_scale": 0.3, "pard2_target_dim": 96, "pard2_target_layers": LAYERS}
+    more = {
+        "pard2": True,
+        "spd_type": "pard2",
+        "pard2_scale": 0.3,
+        "pard2_target_dim": 96,
+        "pard2_target_layers": LAYERS,
+    }
     file.write_text(json.dumps({**json.loads(file.read_text()), **more, **config}))
     return tensors
 
@@ -48,7 +56,9 @@ def test_pard2_is_its_formula(tmp_path):
     expected = drafter(inputs_embeds=embedded[None], use_cache=False).logits[0, -3:]
     logits = drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3)[0]
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4, check_dtype=False)
-    shifted = {key: states.roll(1, 1) for key, states in features_behind(drafter, TARGET, ids).items()}
+    shifted = {
+        key: states.roll(1, 1) for key, states in features_behind(drafter, TARGET, ids).items()
+    }
     assert (drafter.draft_logits(ids, shifted, 3)[0] - expected).abs().max() > 0.05
     without = hf_paradraft.PardDrafter.from_pretrained(tmp_path, target_independent=True)
     assert without.needs(TARGET) == ()
@@ -62,13 +72,21 @@ def test_pard2_drafts(size, tmp_path):
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, size, never_slower=False)
     prompts = torch.tensor([[0, 0, 7, 8, 9], [1, 2, 3, 4, 5]])
     seen = (prompts != 0).long()
-    options = {"do_sample": False, "max_new_tokens": 24, "pad_token_id": 0, "attention_mask": seen, "eos_token_id": None}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 24,
+        "pad_token_id": 0,
+        "attention_mask": seen,
+        "eos_token_id": None,
+    }
     assert_lossless(TARGET, drafter, prompts, **options)
     checked = 0
     for ids, room, guess in guesses_of_a_call(drafter, TARGET, prompts, attention_mask=seen):
         if room and len(guess.logits):
             expected = drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), room)[0]
-            torch.testing.assert_close(guess.logits, expected, rtol=1e-3, atol=1e-3, check_dtype=False)
+            torch.testing.assert_close(
+                guess.logits, expected, rtol=1e-3, atol=1e-3, check_dtype=False
+            )
             checked += 1
     assert checked > 10
 
@@ -100,7 +118,12 @@ def test_pard2_folders_that_do_not_fit_are_refused(tmp_path):
     pard2(tmp_path / "missing", pickled=False)
     with pytest.raises(ValueError, match="without its projection"):
         hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "missing")
-    assert hf_paradraft.PardDrafter.from_pretrained(tmp_path / "missing", target_independent=True).projection is None
+    assert (
+        hf_paradraft.PardDrafter.from_pretrained(
+            tmp_path / "missing", target_independent=True
+        ).projection
+        is None
+    )
     pard2(tmp_path / "wrong", pard2_target_dim=64)
     with pytest.raises(ValueError, match="the config speaks of 64"):
         hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "wrong")
@@ -110,7 +133,9 @@ def test_pard2_folders_that_do_not_fit_are_refused(tmp_path):
     pard2(tmp_path / "right")
     drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "right")
     with pytest.raises(ValueError, match="hidden states of 32 numbers"):
-        drafter.attach(tiny_model("llama", num_hidden_layers=4, hidden_size=64, dtype=torch.float32))
+        drafter.attach(
+            tiny_model("llama", num_hidden_layers=4, hidden_size=64, dtype=torch.float32)
+        )
     with pytest.raises(ValueError, match="attach"):
         drafter.draft_logits(torch.tensor([[1, 2]]))
 

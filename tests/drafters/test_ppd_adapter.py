@@ -1,4 +1,6 @@
-"""A PPD adapter is a well-behaved PEFT adapter: it holds its prompts alone and leaves ordinary logits as they were."""
+"""A PPD adapter is a well-behaved PEFT adapter: it holds its prompts alone and leaves ordinary
+logits as they were.
+"""
 
 import json
 
@@ -22,8 +24,10 @@ def gemma():
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(
         Gemma3TextConfig(
-            vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, head_dim=8, sliding_window=6, layer_types=["sliding_attention", "full_attention"],
+            vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2, head_dim=8, sliding_window=6, layer_types=["sliding_attention",
+            "full_attention"],
             eos_token_id=EOS, pad_token_id=0, bos_token_id=None,
         )
     ).eval()  # fmt: skip
@@ -46,7 +50,9 @@ def test_ordinary_logits_are_the_bases(name):
         model = get_peft_model(base, PpdConfig())
         assert torch.equal(model(IDS).logits, before)
         assert model(WITH_PROMPTS).logits.shape[1] == 6
-        torch.testing.assert_close(model(WITH_PROMPTS).logits[:, :3], model(WITH_PROMPTS[:, :3]).logits)
+        torch.testing.assert_close(
+            model(WITH_PROMPTS).logits[:, :3], model(WITH_PROMPTS[:, :3]).logits
+        )
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -105,7 +111,9 @@ def test_bf16_bases_keep_their_dtype():
 def test_gradients_reach_the_prompts_alone():
     model = get_peft_model(tiny_model(), PpdConfig())
     model(WITH_PROMPTS).logits.sum().backward()
-    with_gradients = [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+    with_gradients = [
+        name for name, parameter in model.named_parameters() if parameter.grad is not None
+    ]
     assert with_gradients == ["base_model.model.model.embed_tokens.ppd_prompts.default"]
 
 
@@ -116,7 +124,9 @@ def test_an_adapter_for_another_base_is_refused(tmp_path, overrides):
         PeftModel.from_pretrained(tiny_model(**overrides), tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"num_prompt_tokens": 0}, {"num_ensembles": 0}, {"num_prompt_tokens": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"num_prompt_tokens": 0}, {"num_ensembles": 0}, {"num_prompt_tokens": 1.5}]
+)
 def test_options_out_of_range(options):
     with pytest.raises(ValueError, match="at least 1"):
         PpdConfig(**options)
@@ -126,7 +136,8 @@ def test_prompts_are_two_millionths_of_a_7b_model():
     """On Vicuna-7B's shape, counted without memory: the paper's 0.0002 % of parameters."""
     with torch.device("meta"):
         base = tiny_model(
-            hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
+            hidden_size=4096, intermediate_size=11008, num_hidden_layers=32, num_attention_heads=32,
+            num_key_value_heads=32,
             vocab_size=32000,
         )  # fmt: skip
     total = sum(parameter.numel() for parameter in base.parameters())
@@ -155,13 +166,18 @@ def test_prompts_on_a_quantised_base_are_lossless(tmp_path, prompt):
     pytest.importorskip("optimum.quanto", reason="not in the environments of other versions")
     get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path / "adapter")
     tiny_model().save_pretrained(tmp_path / "base")
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=QuantoConfig(weights="int8"))
+    base = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "base", quantization_config=QuantoConfig(weights="int8")
+    )
     options = {"do_sample": False, "max_new_tokens": 16}
     plain = base.generate(prompt, **options)
     drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "adapter")
     assert_lossless(base, drafter, prompt, plain=plain, **options)
     assert drafter.last_stats.num_drafted > 0
-    assert torch.equal(PeftModel.from_pretrained(base, tmp_path / "adapter").generate(input_ids=prompt, **options), plain)
+    assert torch.equal(
+        PeftModel.from_pretrained(base, tmp_path / "adapter").generate(input_ids=prompt, **options),
+        plain,
+    )
 
 
 def test_a_base_resized_after_training_is_refused(tmp_path, prompt):
@@ -171,19 +187,32 @@ def test_a_base_resized_after_training_is_refused(tmp_path, prompt):
     with pytest.raises(ValueError, match="not resized"):
         PeftModel.from_pretrained(base, tmp_path)
     with pytest.raises(ValueError, match="belongs to a model"):
-        base.generate(prompt, max_new_tokens=4, assistant_model=hf_paradraft.AutoDrafter.from_pretrained(tmp_path))
+        base.generate(
+            prompt,
+            max_new_tokens=4,
+            assistant_model=hf_paradraft.AutoDrafter.from_pretrained(tmp_path),
+        )
 
 
 def test_prompts_of_another_width_are_refused(prompt):
-    drafter = hf_paradraft.PpdDrafter.from_model(get_peft_model(tiny_model(hidden_size=64), PpdConfig()))
+    drafter = hf_paradraft.PpdDrafter.from_model(
+        get_peft_model(tiny_model(hidden_size=64), PpdConfig())
+    )
     with pytest.raises(ValueError, match="belongs to a model with an embedding of 32 × 64"):
-        tiny_model().generate(prompt, max_new_tokens=4, custom_generate=hf_paradraft.speculative_decoding, drafter=drafter)
+        tiny_model().generate(
+            prompt,
+            max_new_tokens=4,
+            custom_generate=hf_paradraft.speculative_decoding,
+            drafter=drafter,
+        )
 
 
 def test_a_base_that_embeds_for_every_layer_is_refused():
     config = Gemma3nTextConfig(
-        **SHARED, head_dim=8, num_kv_shared_layers=0, layer_types=["full_attention"] * 2, laurel_rank=4,
-        vocab_size_per_layer_input=32, hidden_size_per_layer_input=8, activation_sparsity_pattern=[0.0] * 2,
+        **SHARED, head_dim=8, num_kv_shared_layers=0, layer_types=["full_attention"] * 2,
+        laurel_rank=4,
+        vocab_size_per_layer_input=32, hidden_size_per_layer_input=8,
+        activation_sparsity_pattern=[0.0] * 2,
     )  # fmt: skip
     with pytest.raises(ValueError, match="every layer's own input"):
         get_peft_model(AutoModelForCausalLM.from_config(config), PpdConfig(num_prompt_tokens=2))

@@ -26,20 +26,32 @@ def logits_for(*rankings):
 
 
 def test_guesses_count_only_where_they_would_be_judged():
-    guesses = [logits_for([1, 2], [3, 4]), logits_for([1, 2], [3, 4]), logits_for([5, 0], [3, 4]), logits_for([1, 2], [3, 4])]
-    teachers = [logits_for([1], [4]), logits_for([2], [3]), logits_for([1], [3]), logits_for([1], [3])]
+    guesses = [
+        logits_for([1, 2], [3, 4]),
+        logits_for([1, 2], [3, 4]),
+        logits_for([5, 0], [3, 4]),
+        logits_for([1, 2], [3, 4]),
+    ]
+    teachers = [
+        logits_for([1], [4]),
+        logits_for([2], [3]),
+        logits_for([1], [3]),
+        logits_for([1], [3]),
+    ]
     tokens = torch.tensor([[1, 4], [0, 3], [1, 3], [1, 3]])
     begins = torch.tensor([True, True, True, False])
     hits, tries = rank_counts(torch.stack(guesses), torch.stack(teachers), tokens, begins, ranks=2)
-    # The first text: right at once, then by the second guess. The second: right by its second guess, but the text goes on
-    # otherwise. The third: not among the guesses, so nothing behind it is ever looked at. The
-    # fourth begins with a token that the model would not have written.
+    # The first text: right at once, then by the second guess. The second: right by its second
+    # guess, but the text goes on otherwise. The third: not among the guesses, so nothing behind it
+    # is ever looked at. The fourth begins with a token that the model would not have written.
     assert tries.tolist() == [3, 1]
     assert hits.tolist() == [[1, 1], [0, 1]]
 
 
 def texts(count=150, length=24):
-    ids = torch.randint(1, EOS, (count, length), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(
+        1, EOS, (count, length), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     return Dataset.from_list([{"input_ids": row, "labels": row, "length": length} for row in ids])
 
 
@@ -71,7 +83,9 @@ def test_too_few_places_to_count_at_are_refused():
         calibrate(model, texts(2, 8))
 
 
-@pytest.mark.parametrize("accuracy", [[[0.5, 0.6]], [[0.5], [0.4]], [[1.5]], [[]], [[0.9, 0.9]], 5, ["ab"], [["a"]]])
+@pytest.mark.parametrize(
+    "accuracy", [[[0.5, 0.6]], [[0.5], [0.4]], [[1.5]], [[]], [[0.9, 0.9]], 5, ["ab"], [["a"]]]
+)
 def test_accuracies_that_are_no_falling_rates_are_refused(accuracy):
     with pytest.raises(ValueError, match="calibrate again"):
         PpdConfig(num_prompt_tokens=1, accuracy=accuracy)
@@ -82,10 +96,16 @@ def test_the_calibrate_command_changes_the_config_alone(tmp_path):
     tiny_model().save_pretrained(base)
     make_tokenizer().save_pretrained(base)
     get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=2)).save_pretrained(adapter)
-    data.write_text("".join(json.dumps({"text": " ".join("abcdefgh"[i % 8] for i in range(40))}) + "\n" for _ in range(40)))
+    data.write_text(
+        "".join(
+            json.dumps({"text": " ".join("abcdefgh"[i % 8] for i in range(40))}) + "\n"
+            for _ in range(40)
+        )
+    )
     before = (adapter / "adapter_model.safetensors").read_bytes()
     command = ["calibrate", str(adapter), "--eval-file", str(data), "--dtype", "float32"]
-    assert isinstance(CliRunner().invoke(app, command).exception, ValueError)  # it names no base model
+    # it names no base model
+    assert isinstance(CliRunner().invoke(app, command).exception, ValueError)
     command += ["--target", str(base), "--max-length", "64"]
     longer = CliRunner().invoke(app, [*command, "--max-length", "257"]).exception
     assert "longer than the model's context of 256" in str(longer)

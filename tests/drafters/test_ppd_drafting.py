@@ -46,7 +46,12 @@ def test_output_is_plain_generates(name, prompts, m, e, more, cache, calibrated)
     if len(prompts) > 1:
         width = min(map(len, prompts))
         ids = torch.tensor([prompt[:width] for prompt in prompts])
-        options = {"do_sample": False, "max_new_tokens": 25, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+        options = {
+            "do_sample": False,
+            "max_new_tokens": 25,
+            "attention_mask": torch.ones_like(ids),
+            "pad_token_id": 0,
+        }
         plain = target.generate(ids, **options)
         assert_lossless(target, drafter, ids, plain=plain, **options, cache_implementation=cache)
 
@@ -56,11 +61,15 @@ def test_peft_models_draft_by_themselves(tmp_path, prompt):
     plain = base.generate(prompt, do_sample=False, max_new_tokens=20)
     get_peft_model(tiny_model(), PpdConfig()).save_pretrained(tmp_path)
     model = PeftModel.from_pretrained(tiny_model(), tmp_path).eval()
-    output = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True)
+    output = model.generate(
+        input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True
+    )
     assert torch.equal(output.sequences, plain)
     assert output.speculation.num_drafted > 0
     with model.disable_adapter():
-        output = model.generate(input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True)
+        output = model.generate(
+            input_ids=prompt, do_sample=False, max_new_tokens=20, return_dict_in_generate=True
+        )
         assert torch.equal(output.sequences, plain)
         assert "speculation" not in output
     loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
@@ -73,14 +82,18 @@ def test_one_forward_per_round(prompt):
     handle = target.register_forward_pre_hook(lambda *_: forwards.append(1))
     check_reads(target, several=False)  # once for each target as it is hooked
     forwards.clear()
-    target.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    target.generate(
+        prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter
+    )
     handle.remove()
     assert len(forwards) == drafter.last_stats.num_rounds
 
 
 @pytest.mark.parametrize("e", [1, 3])
 def test_prompts_see_their_node_and_their_own_ensemble(e):
-    """A round's guesses are those of a forward over the text and the prompts of one ensemble alone, averaged."""
+    """A round's guesses are those of a forward over the text and the prompts of one ensemble alone,
+    averaged.
+    """
     target = TARGETS["llama"]
     drafter = adapter_for("llama", m=3, e=e)
     drafter.speculation_config.tree_size = 40
@@ -89,23 +102,31 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
     def started(*args):
         drafting = start(*args)
         observe = drafting.observe
-        drafting.observe = lambda observations: (observe(observations), seen.append(drafting.guesses[0]))
+        drafting.observe = lambda observations: (
+            observe(observations),
+            seen.append(drafting.guesses[0]),
+        )
         return drafting
 
     drafter.start_drafting = started
     ids = torch.tensor([[4, 5, 6, 7]])
-    output = target.generate(ids, do_sample=False, max_new_tokens=16, eos_token_id=None, assistant_model=drafter)
+    output = target.generate(
+        ids, do_sample=False, max_new_tokens=16, eos_token_id=None, assistant_model=drafter
+    )
     emitted = drafter.last_stats.emitted_per_round
     length = ids.shape[1] + emitted[0]
     embed = target.get_input_embeddings()
     for guess, new in zip(seen[1:-1], emitted[1:-1], strict=True):
         length += new
-        text = embed(output[:, : length - 1])  # up to the node where the round ended; the last token is its bonus
+        # up to the node where the round ended; the last token is its bonus
+        text = embed(output[:, : length - 1])
         expected = []
         for ensemble in range(e):
             prompts = drafter.prompts[ensemble::e][None]
             with torch.no_grad():
-                expected.append(target(inputs_embeds=torch.cat([text, prompts], dim=1)).logits[0, -3:])
+                expected.append(
+                    target(inputs_embeds=torch.cat([text, prompts], dim=1)).logits[0, -3:]
+                )
         if len(guess):
             expected = torch.stack(expected).mean(0)[: len(guess)]
             torch.testing.assert_close(guess, expected.float(), rtol=1e-3, atol=1e-3)
@@ -117,32 +138,45 @@ def test_prompts_see_their_node_and_their_own_ensemble(e):
 
 def test_another_target_is_refused(prompt):
     with pytest.raises(ValueError, match="belongs to a model"):
-        tiny_model(vocab_size=40).generate(prompt, max_new_tokens=3, assistant_model=adapter_for("llama"))
+        tiny_model(vocab_size=40).generate(
+            prompt, max_new_tokens=3, assistant_model=adapter_for("llama")
+        )
 
 
 def test_too_few_rows_for_the_prompts(prompt):
     drafter = adapter_for("llama")
     drafter.speculation_config = hf_paradraft.SpeculationConfig(3, tree_size=3)
     with pytest.raises(ValueError, match="here 4 at least"):
-        TARGETS["llama"].generate(prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter)
+        TARGETS["llama"].generate(
+            prompt, max_new_tokens=8, do_sample=False, eos_token_id=None, assistant_model=drafter
+        )
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
 @pytest.mark.parametrize("tree_size", [None, "auto"])
 def test_chains_and_automatic_trees_are_lossless(tree_size, calibrated, prompt):
-    """A chain has one guess at each distance; an automatic size without calibration is a usual one."""
+    """A chain has one guess at each distance; an automatic size without calibration is a usual
+    one.
+    """
     drafter = adapter_for("llama", calibrated=calibrated)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, tree_size=tree_size, never_slower=False, trace=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        3, tree_size=tree_size, never_slower=False, trace=True
+    )
     options = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": None}
     assert_lossless(TARGETS["llama"], drafter, prompt, **options)
     assert drafter.last_stats.num_drafted > 0
     if tree_size is None:
-        assert all(record.parents == list(range(-1, len(record.parents) - 1)) for record in drafter.last_stats.trace)
+        assert all(
+            record.parents == list(range(-1, len(record.parents) - 1))
+            for record in drafter.last_stats.trace
+        )
 
 
 def test_targets_that_take_no_masks_are_refused(prompt):
     drafter = adapter_for("llama")
-    target = AutoModelForCausalLM.from_config(BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4))
+    target = AutoModelForCausalLM.from_config(
+        BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4)
+    )
     with pytest.raises(ValueError, match="takes a mask"):
         target.generate(prompt, max_new_tokens=3, assistant_model=drafter)
 
@@ -158,7 +192,10 @@ def test_prompts_that_are_no_numbers_never_reach_the_target(bad, prompt):
     drafter = adapter_for("llama")
     drafter.prompts = drafter.prompts.clone()
     drafter.prompts[0, 0] = bad
-    for door in ({"assistant_model": drafter}, {"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter}):
+    for door in (
+        {"assistant_model": drafter},
+        {"custom_generate": hf_paradraft.speculative_decoding, "drafter": drafter},
+    ):
         with pytest.raises(ValueError, match="not finite"):
             TARGETS["llama"].generate(prompt, max_new_tokens=4, **door)
 
@@ -187,14 +224,21 @@ def test_a_peft_model_searches_beams_without_drafts(prompt):
 
 def test_lora_on_top_of_prompts(prompt):
     torch.manual_seed(0)
-    model = get_peft_model(get_peft_model(tiny_model(), PpdConfig()), LoraConfig(target_modules=["q_proj"]))
-    assert hf_paradraft.PpdDrafter.from_model(model.get_base_model().model).config.num_prompt_tokens == 3
+    model = get_peft_model(
+        get_peft_model(tiny_model(), PpdConfig()), LoraConfig(target_modules=["q_proj"])
+    )
+    assert (
+        hf_paradraft.PpdDrafter.from_model(model.get_base_model().model).config.num_prompt_tokens
+        == 3
+    )
 
 
 def test_the_smallest_tree_drafts(prompt):
     drafter = adapter_for("llama")
     drafter.speculation_config.tree_size = 4
-    TARGETS["llama"].generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    TARGETS["llama"].generate(
+        prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter
+    )
     assert drafter.last_stats.num_drafted > 0
 
 
@@ -216,13 +260,15 @@ def test_damaged_adapters(tmp_path, damage):
 
 
 @pytest.mark.parametrize(
-    "options", [{"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": 4}}, {}]
+    "options",
+    [{"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": 4}}, {}],
 )
 def test_where_prompts_cannot_ride_a_peft_model_decodes_plainly(options, prompt):
     """A quantised cache; attention that takes no mask."""
     if options:
         pytest.importorskip("optimum.quanto")
-        base, model = tiny_model(hidden_size=128), get_peft_model(tiny_model(hidden_size=128), PpdConfig())
+        base = tiny_model(hidden_size=128)
+        model = get_peft_model(tiny_model(hidden_size=128), PpdConfig())
     else:
         config = BloomConfig(vocab_size=32, hidden_size=32, n_layer=1, n_head=4)
         torch.manual_seed(0)
@@ -230,17 +276,26 @@ def test_where_prompts_cannot_ride_a_peft_model_decodes_plainly(options, prompt)
         torch.manual_seed(0)
         model = get_peft_model(AutoModelForCausalLM.from_config(config).eval(), PpdConfig())
     plain = base.generate(prompt, do_sample=False, max_new_tokens=8, **options)
-    assert torch.equal(plain, model.generate(input_ids=prompt, do_sample=False, max_new_tokens=8, **options))
+    assert torch.equal(
+        plain, model.generate(input_ids=prompt, do_sample=False, max_new_tokens=8, **options)
+    )
 
 
 @pytest.mark.parametrize("calibrated", [False, True])
-@pytest.mark.parametrize(("m", "e", "tree_size"), [(3, 1, None), (3, 8, "auto"), (8, 8, "auto"), (2, 2, 40)])
+@pytest.mark.parametrize(
+    ("m", "e", "tree_size"), [(3, 1, None), (3, 8, "auto"), (8, 8, "auto"), (2, 2, 40)]
+)
 def test_static_caches_have_room_for_all_rows(m, e, tree_size, calibrated):
     """A round's rows are more than its tokens, whatever size was asked for."""
     drafter = PpdDrafter.from_model(with_prompts(tiny_model("llama"), m, e, calibrated))
     drafter.speculation_config = hf_paradraft.SpeculationConfig(m, tree_size, never_slower=False)
     ids = torch.arange(1, 8)[None]
-    options = {"do_sample": False, "max_new_tokens": 14, "eos_token_id": None, "cache_implementation": "static"}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 14,
+        "eos_token_id": None,
+        "cache_implementation": "static",
+    }
     assert_lossless(TARGETS["llama"], drafter, ids, **options)
 
 
@@ -252,6 +307,8 @@ def test_too_few_rows_are_refused_before_work_starts(prompt):
     check_reads(TARGETS["llama"], several=False)  # once for each target as it is hooked
     forwards.clear()
     with pytest.raises(ValueError, match="here 4 at least"):
-        TARGETS["llama"].generate(prompt, max_new_tokens=1, do_sample=False, assistant_model=drafter)
+        TARGETS["llama"].generate(
+            prompt, max_new_tokens=1, do_sample=False, assistant_model=drafter
+        )
     handle.remove()
     assert not forwards

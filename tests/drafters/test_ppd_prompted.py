@@ -24,10 +24,17 @@ from hf_paradraft.drafters.ppd import PpdConfig
 def test_a_prompted_model_drafts_for_another(name, prompts, m, tree_size):
     torch.manual_seed(1)
     small = get_peft_model(tiny_model(name), PpdConfig(num_prompt_tokens=m))
-    drafter = hf_paradraft.PromptedDrafter(small, hf_paradraft.SpeculationConfig(m + 1, tree_size=tree_size, never_slower=False))
+    drafter = hf_paradraft.PromptedDrafter(
+        small, hf_paradraft.SpeculationConfig(m + 1, tree_size=tree_size, never_slower=False)
+    )
     ids = torch.tensor(prompts)
     target = TARGETS["llama"]
-    options = {"do_sample": False, "max_new_tokens": 20, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+    options = {
+        "do_sample": False,
+        "max_new_tokens": 20,
+        "attention_mask": torch.ones_like(ids),
+        "pad_token_id": 0,
+    }
     assert_lossless(target, drafter, ids, **options)
     assert_lossless(target, small, ids, **options)
 
@@ -36,9 +43,12 @@ def test_prompts_guess_behind_the_models_own_guess(prompt):
     """A drafter that is the target itself is right at distance 1, always."""
     base = tiny_model()
     drafter = hf_paradraft.PromptedDrafter(
-        get_peft_model(tiny_model(), PpdConfig()), hf_paradraft.SpeculationConfig(4, never_slower=False)
+        get_peft_model(tiny_model(), PpdConfig()),
+        hf_paradraft.SpeculationConfig(4, never_slower=False),
     )
-    base.generate(prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter)
+    base.generate(
+        prompt, do_sample=False, max_new_tokens=20, eos_token_id=None, assistant_model=drafter
+    )
     assert drafter.last_stats.acceptance_by_position[0] == 1.0
 
 

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 
 from hf_paradraft.decoding.budget import RowLatency
 from hf_paradraft.decoding.trees import best_paths
-from hf_paradraft.drafters.ppd.sparse import amortised_gain, attach_prompts, build_trees, ends, sizes, stationary, transitions
+from hf_paradraft.drafters.ppd.sparse import (
+    amortised_gain,
+    attach_prompts,
+    build_trees,
+    ends,
+    sizes,
+    stationary,
+    transitions,
+)
 
 
 def accuracies(m, ranks, seed):
@@ -25,8 +33,12 @@ def accuracies(m, ranks, seed):
 def test_no_tree_of_as_many_nodes_promises_more(m, ranks, num_nodes, seed):
     accuracy = accuracies(m, ranks, seed)
     paths = best_paths([[math.log(max(a, 1e-9)) for a in row] for row in accuracy], num_nodes)
-    every = [path for depth in range(1, m + 1) for path in itertools.product(range(ranks), repeat=depth)]
-    chances = sorted((math.prod(accuracy[d][r] for d, r in enumerate(path)) for path in every), reverse=True)
+    every = [
+        path for depth in range(1, m + 1) for path in itertools.product(range(ranks), repeat=depth)
+    ]
+    chances = sorted(
+        (math.prod(accuracy[d][r] for d, r in enumerate(path)) for path in every), reverse=True
+    )
     assert sum(paths.path_probability) == pytest.approx(sum(chances[:num_nodes]), abs=1e-6)
     assert all(parent < node for node, parent in enumerate(paths.parents))
 
@@ -37,7 +49,9 @@ def test_prompts_are_where_they_are_worth_most(m, num_nodes, budget, seed):
     accuracy = accuracies(m, 4, seed)
     scores = [[math.log(max(a, 1e-9)) for a in row] for row in accuracy]
     chances = ends(best_paths(scores, num_nodes))
-    values = [sum(best_paths(scores[:k], num_nodes).path_probability) if k else 0.0 for k in range(m + 1)]
+    values = [
+        sum(best_paths(scores[:k], num_nodes).path_probability) if k else 0.0 for k in range(m + 1)
+    ]
     counts = attach_prompts(chances, values, budget)
     budget = min(budget, m * len(chances))
     assert sum(counts) == budget
@@ -77,7 +91,9 @@ def test_shares_of_a_chain_known_by_hand():
     assert stationary(numpy.array([[0.0, 1.0], [1.0, 0.0]])) == pytest.approx([0.5, 0.5])
     assert stationary(numpy.array([[0.9, 0.1], [0.3, 0.7]])) == pytest.approx([0.75, 0.25])
     # From state 0 nothing leads to state 2, which would keep itself.
-    assert stationary(numpy.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])) == pytest.approx([0.0, 1.0, 0.0])
+    assert stationary(
+        numpy.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    ) == pytest.approx([0.0, 1.0, 0.0])
 
 
 def test_more_rows_promise_more_and_cost_decides():
@@ -92,7 +108,9 @@ def test_more_rows_promise_more_and_cost_decides():
 
 
 def test_prompt_rows_of_a_worked_example():
-    """Two prompts below the root, one below its only candidate, two embeddings each: rows 1a 1b 2a 2b, then 1a 1b."""
+    """Two prompts below the root, one below its only candidate, two embeddings each: rows 1a 1b 2a
+    2b, then 1a 1b.
+    """
     tree = build_trees([[0.5], [0.4]], 7, 2)[1]
     tree.prompts = [2, 1]
     nodes, parents, which = tree.prompt_rows(2)

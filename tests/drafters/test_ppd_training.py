@@ -21,7 +21,9 @@ from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
 
 def test_prompts_see_the_text_to_their_point_and_their_ensemble():
-    """m = 2, E = 2, one point behind x_1 of a text of four: rows x_0 … x_3, then prompts 1a 1b 2a 2b."""
+    """m = 2, E = 2, one point behind x_1 of a text of four: rows x_0 … x_3, then prompts 1a 1b 2a
+    2b.
+    """
     positions, mask = prompt_rows(torch.arange(4)[None], torch.tensor([[1]]), 2, 2)
     assert positions.tolist() == [[0, 1, 2, 3, 2, 2, 3, 3]]
     sees = [set(row.nonzero()[:, 0].tolist()) for row in mask[0]]
@@ -39,16 +41,28 @@ def test_points_have_their_tokens_in_the_text():
 def samples(count=24, length=18):
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(1, EOS, (count, length), generator=generator).tolist()
-    return Dataset.from_list([{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts])
+    return Dataset.from_list(
+        [{"input_ids": ids, "labels": [-100] * 3 + ids[3:], "length": length} for ids in texts]
+    )
 
 
 def trainer_of(tmp_path, model=None, e=1, points=32, **arguments):
     torch.manual_seed(0)
-    model = model or get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2, num_ensembles=e))
-    settings = {"per_device_train_batch_size": 8, "report_to": "none", "use_cpu": True, "save_strategy": "no", **arguments}
+    model = model or get_peft_model(
+        tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2, num_ensembles=e)
+    )
+    settings = {
+        "per_device_train_batch_size": 8,
+        "report_to": "none",
+        "use_cpu": True,
+        "save_strategy": "no",
+        **arguments,
+    }
     settings = {"learning_rate": 0.05, "logging_strategy": "no", "disable_tqdm": True, **settings}
     arguments = TrainingArguments(output_dir=str(tmp_path), **settings)
-    return PpdTrainer(model, arguments, points, 0.8, train_dataset=samples(), eval_dataset=samples(8))
+    return PpdTrainer(
+        model, arguments, points, 0.8, train_dataset=samples(), eval_dataset=samples(8)
+    )
 
 
 @pytest.mark.parametrize("e", [1, 2])
@@ -62,45 +76,77 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
         assert guesses.shape[:2] == teachers.shape[:2] == tokens.shape == (5, 2)
         embedding = prompt_embedding(base)
         wanted = [(row, int(t)) for row in range(2) for t in points[row] if t >= 0]
-        for guess, teacher, token, follows, (row, t) in zip(guesses, teachers, tokens, begins, wanted, strict=True):
+        for guess, teacher, token, follows, (row, t) in zip(
+            guesses, teachers, tokens, begins, wanted, strict=True
+        ):
             lanes = []
             for lane in range(e):
-                inputs = torch.cat([embedding(ids[row : row + 1, : t + 1]), embedding.prompts()[lane::e][None]], dim=1)
+                inputs = torch.cat(
+                    [embedding(ids[row : row + 1, : t + 1]), embedding.prompts()[lane::e][None]],
+                    dim=1,
+                )
                 lanes.append(base(inputs_embeds=inputs).logits[0, -2:])
             torch.testing.assert_close(guess, torch.stack(lanes).mean(0), rtol=1e-4, atol=1e-4)
-            torch.testing.assert_close(teacher, base(ids[row : row + 1]).logits[0, t + 1 : t + 3], rtol=1e-4, atol=1e-4)
-            assert bool(follows) == (int(base(ids[row : row + 1]).logits[0, t].argmax()) == int(ids[row, t + 1]))
+            torch.testing.assert_close(
+                teacher, base(ids[row : row + 1]).logits[0, t + 1 : t + 3], rtol=1e-4, atol=1e-4
+            )
+            assert bool(follows) == (
+                int(base(ids[row : row + 1]).logits[0, t].argmax()) == int(ids[row, t + 1])
+            )
             assert token.tolist() == ids[row, t + 2 : t + 4].tolist()
 
 
 def test_the_head_is_run_where_it_is_wanted():
     """Of a long text with a large vocabulary, logits of all rows would be most of the memory."""
-    base = get_peft_model(tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2)).get_base_model()
+    base = get_peft_model(
+        tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2)
+    ).get_base_model()
     rows = []
-    base.lm_head.register_forward_pre_hook(lambda module, args: rows.append(args[0].shape[:-1].numel()))
-    guess_at(base, base, PpdConfig(num_prompt_tokens=2), torch.randint(0, 30, (2, 60)), torch.tensor([[3, 20, 40], [7, -1, -1]]))
-    assert rows == [2 * (3 * 3 + 3 * 2)]  # of each text: at three points what it says, with the token before, and its guesses
+    base.lm_head.register_forward_pre_hook(
+        lambda module, args: rows.append(args[0].shape[:-1].numel())
+    )
+    guess_at(
+        base,
+        base,
+        PpdConfig(num_prompt_tokens=2),
+        torch.randint(0, 30, (2, 60)),
+        torch.tensor([[3, 20, 40], [7, -1, -1]]),
+    )
+    # of each text: at three points what it says, with the token before, and its guesses
+    assert rows == [2 * (3 * 3 + 3 * 2)]
 
 
-@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gemma4"])  # whose layers embed ids too
+# whose layers embed ids too
+@pytest.mark.parametrize("name", [name for name in ARCHITECTURES if name != "gemma4"])
 def test_the_head_is_run_on_what_is_used_however_many_texts_there_are(name):
-    """Four texts asked at places of their own: each gets what it gets alone, and the head no row more."""
+    """Four texts asked at places of their own: each gets what it gets alone, and the head no row
+    more.
+    """
     config = PpdConfig(num_prompt_tokens=2, num_ensembles=2)
     base = get_peft_model(tiny_model(name, dtype=torch.float32), config).get_base_model()
-    ids, points = torch.randint(0, 30, (4, 60)), torch.tensor([[0, 9, 20], [4, 30, 50], [7, 13, 56], [2, 25, 44]])
+    ids = torch.randint(0, 30, (4, 60))
+    points = torch.tensor([[0, 9, 20], [4, 30, 50], [7, 13, 56], [2, 25, 44]])
     counted = []
-    hook = base.lm_head.register_forward_pre_hook(lambda module, args: counted.append(args[0].shape[:-1].numel()))
+    hook = base.lm_head.register_forward_pre_hook(
+        lambda module, args: counted.append(args[0].shape[:-1].numel())
+    )
     with torch.no_grad():
         together = guess_at(base, base, config, ids, points)
         hook.remove()
-        alone = [guess_at(base, base, config, ids[row : row + 1], points[row : row + 1]) for row in range(4)]
-    assert counted == [4 * 3 * (3 + 2 * 2)]  # at each point: it and two teachers, and two prompts of two ensembles
+        alone = [
+            guess_at(base, base, config, ids[row : row + 1], points[row : row + 1])
+            for row in range(4)
+        ]
+    # at each point: it and two teachers, and two prompts of two ensembles
+    assert counted == [4 * 3 * (3 + 2 * 2)]
     for tensor, parts in zip(together, zip(*alone, strict=True), strict=True):
         torch.testing.assert_close(tensor, torch.cat(parts), rtol=1e-5, atol=1e-5)
 
 
 def test_only_answers_are_guessed():
-    batch = PromptCollator(2, 50)([{"input_ids": list(range(1, 11)), "labels": [-100] * 4 + list(range(5, 11))}])
+    batch = PromptCollator(2, 50)(
+        [{"input_ids": list(range(1, 11)), "labels": [-100] * 4 + list(range(5, 11))}]
+    )
     points = batch["points"][0][batch["points"][0] >= 0].tolist()
     assert points == [3, 4, 5, 6]
 
@@ -113,7 +159,13 @@ def test_training_lowers_its_loss(tmp_path):
     trainer.train()
     after = trainer.evaluate()
     assert after["eval_loss"] < 0.95 * before["eval_loss"]  # the texts are random
-    assert set(after) == {"eval_loss", "eval_@1_top1", "eval_@1_top5", "eval_@2_top1", "eval_@2_top5"}
+    assert set(after) == {
+        "eval_loss",
+        "eval_@1_top1",
+        "eval_@1_top5",
+        "eval_@2_top1",
+        "eval_@2_top5",
+    }
     assert after["eval_@1_top1"] <= after["eval_@1_top5"] <= 1
     assert torch.equal(base_before, trainer.model.get_base_model().lm_head.weight)
 
@@ -129,8 +181,16 @@ def test_from_files_to_a_drafter(tmp_path, prompt):
     tiny_model(dtype=torch.float32).save_pretrained(tmp_path / "base")
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": "a b c d e f g h " * 3}) + "\n" for _ in range(8)))
-    options = {"max_steps": 3, "per_device_train_batch_size": 4, "save_steps": 2, "use_cpu": True, "disable_tqdm": True}
-    with pytest.raises(ValueError, match="max_length=257 is longer than the model's context of 256 tokens"):
+    options = {
+        "max_steps": 3,
+        "per_device_train_batch_size": 4,
+        "save_steps": 2,
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    with pytest.raises(
+        ValueError, match="max_length=257 is longer than the model's context of 256 tokens"
+    ):
         train_ppd(tmp_path / "base", rows, tmp_path / "out", max_length=257, **options)
     assert not (tmp_path / "out").exists()
     options["max_length"] = 64
@@ -149,7 +209,10 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
     tiny_model(dtype=torch.float32).save_pretrained(tmp_path / "base")
     rows = tmp_path / "rows.jsonl"
     rows.write_text(
-        "".join(json.dumps({"text": " ".join(f"w{(i * j) % 22 + 8}" for i in range(14))}) + "\n" for j in range(1, 9))
+        "".join(
+            json.dumps({"text": " ".join(f"w{(i * j) % 22 + 8}" for i in range(14))}) + "\n"
+            for j in range(1, 9)
+        )
     )
     options = {
         "per_device_train_batch_size": 2,
@@ -168,5 +231,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path):
 def test_texts_too_short_for_any_point_are_left_out():
     base = get_peft_model(tiny_model(dtype=torch.float32), PpdConfig()).get_base_model()
     ids = torch.tensor([[1, 2], [3, 4]])
-    guesses, teachers, tokens, begins = guess_at(base, base, PpdConfig(), ids, torch.full((2, 1), -1))
+    guesses, teachers, tokens, begins = guess_at(
+        base, base, PpdConfig(), ids, torch.full((2, 1), -1)
+    )
     assert len(guesses) == len(teachers) == len(tokens) == len(begins) == 0

@@ -1,4 +1,6 @@
-"""A drafter in a process of its own: the same drafts, a process that never outlives what asked for it."""
+"""A drafter in a process of its own: the same drafts, a process that never outlives what asked for
+it.
+"""
 
 import gc
 import itertools
@@ -58,10 +60,15 @@ def prompts(batch_size, seed=0):
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_process_drafts_what_its_drafter_would(target, process, tree_size, overlap, batch_size, monkeypatch):
-    monkeypatch.setattr(OverlapSchedule, "size", lambda schedule: schedule.most)  # whatever the clock says
+def test_a_process_drafts_what_its_drafter_would(
+    target, process, tree_size, overlap, batch_size, monkeypatch
+):
+    # whatever the clock says
+    monkeypatch.setattr(OverlapSchedule, "size", lambda schedule: schedule.most)
     ids = prompts(batch_size)
-    config = hf_paradraft.SpeculationConfig(5, tree_size, overlap=overlap, never_slower=False, trace=True)
+    config = hf_paradraft.SpeculationConfig(
+        5, tree_size, overlap=overlap, never_slower=False, trace=True
+    )
     options = {**OPTIONS, "attention_mask": torch.ones_like(ids)}
     for sampled in (False, True)[: 2 if batch_size == 1 else 1]:  # rows of a batch share the draws
         drafted, texts = [], []
@@ -71,7 +78,8 @@ def test_a_process_drafts_what_its_drafter_would(target, process, tree_size, ove
                 drafter.speculation_config = config
             torch.manual_seed(3)
             texts.append(target.generate(ids, do_sample=sampled, **options, **more))
-            if drafter is not None:  # of the first round, a chain, the process sends what is in its tree
+            # of the first round, a chain, the process sends what is in its tree
+            if drafter is not None:
                 drafted.append([record.drafted for record in drafter.last_stats.trace[batch_size:]])
         assert torch.equal(texts[0], texts[1])
         assert torch.equal(texts[0], texts[2])
@@ -85,9 +93,15 @@ def test_calls_that_do_not_overlap_are_drafted_in_place(target, process, tree_si
     ways, there = itertools.cycle([True, False]), []
     monkeypatch.setattr(OverlapSchedule, "turn", lambda schedule: next(ways))
     monkeypatch.setattr(Budget, "rest", lambda budget: False)
-    monkeypatch.setattr(Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0))
+    monkeypatch.setattr(
+        Budget, "size", lambda budget, chances, seconds=None: max(map(len, chances), default=0)
+    )
     propose = ProcessDrafting.propose
-    monkeypatch.setattr(ProcessDrafting, "propose", lambda drafting, prefixes: there.append(1) or propose(drafting, prefixes))
+    monkeypatch.setattr(
+        ProcessDrafting,
+        "propose",
+        lambda drafting, prefixes: there.append(1) or propose(drafting, prefixes),
+    )
     config = hf_paradraft.SpeculationConfig(4, tree_size, overlap=True, trace=True)
     process.drafter.speculation_config = plain_config = hf_paradraft.SpeculationConfig(
         4, tree_size, never_slower=False, trace=True
@@ -125,7 +139,9 @@ def test_a_drafter_in_place_is_not_loaded_again(target):
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None)
     drafting = drafter.start_drafting(target, 40)
     assert Loading.loaded == 0
-    assert drafting.propose([hf_paradraft.Prefix(torch.tensor([[1, 2, 3, 1]]), 2, 0)])[0].tokens.tolist() == [2, 3]
+    assert drafting.propose([hf_paradraft.Prefix(torch.tensor([[1, 2, 3, 1]]), 2, 0)])[
+        0
+    ].tokens.tolist() == [2, 3]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are kept to cores on Linux only")
@@ -152,11 +168,17 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
     config = hf_paradraft.SpeculationConfig(4, None, never_slower=False)
     first, second = (ProcessDrafting(process, config, 40) for _ in range(2))
     ids, others = prompts(2)
-    asked = [drafting.propose([hf_paradraft.Prefix(text[None], 4, 0)])[0] for drafting, text in ((first, ids), (second, others))]
+    asked = [
+        drafting.propose([hf_paradraft.Prefix(text[None], 4, 0)])[0]
+        for drafting, text in ((first, ids), (second, others))
+    ]
     longer = torch.cat([ids, asked[0].tokens[:1]])[None]
     again = first.propose([hf_paradraft.Prefix(longer, 4, len(ids))])[0]
     third = ProcessDrafting(process, config, 40)
-    assert again.tokens.tolist() == third.propose([hf_paradraft.Prefix(longer, 4, 0)])[0].tokens.tolist()
+    assert (
+        again.tokens.tolist()
+        == third.propose([hf_paradraft.Prefix(longer, 4, 0)])[0].tokens.tolist()
+    )
     numbers = [first.call, second.call]
     del first, second
     gc.collect()
@@ -169,7 +191,9 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
 
 def test_a_workers_error_is_raised_here_and_ends_its_process(target):
     drafter = hf_paradraft.ProcessDrafter(Angry())
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, overlap=True
+    )
     ids = prompts(1)
     with pytest.raises(OverflowError, match="too much"):
         target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)
@@ -183,7 +207,9 @@ def test_a_killed_process_is_said_and_another_is_started(target):
     ids = prompts(1)
     plain = target.generate(ids, do_sample=False, **OPTIONS)
     config = hf_paradraft.SpeculationConfig(6, None, never_slower=False, overlap=True)
-    with hf_paradraft.ProcessDrafter(hf_paradraft.NgramDrafter(speculation_config=config)) as drafter:
+    with hf_paradraft.ProcessDrafter(
+        hf_paradraft.NgramDrafter(speculation_config=config)
+    ) as drafter:
         assert_lossless(target, drafter, ids, plain=plain, **OPTIONS)
         os.kill(drafter.process.pid, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="process ended"):
@@ -200,7 +226,9 @@ def test_drafters_that_cannot_leave_the_process_are_refused(target):
         hf_paradraft.ProcessDrafter(Local()).attach(target)
     for style in ("eagle", "medusa"):
         with pytest.raises(ValueError, match="target's process"):
-            hf_paradraft.ProcessDrafter(hf_paradraft.ParallelSpecDrafter.from_target(target, style)).attach(target)
+            hf_paradraft.ProcessDrafter(
+                hf_paradraft.ParallelSpecDrafter.from_target(target, style)
+            ).attach(target)
 
 
 class Learns(hf_paradraft.NgramDrafter):
@@ -214,7 +242,10 @@ class Told(hf_paradraft.Drafting):
     told = ()
 
     def propose(self, prefixes):
-        return [hf_paradraft.GuessedTokens(torch.tensor(self.told[-1:], dtype=torch.long)) for _ in prefixes]
+        return [
+            hf_paradraft.GuessedTokens(torch.tensor(self.told[-1:], dtype=torch.long))
+            for _ in prefixes
+        ]
 
     def observe(self, observations):
         self.told = [*self.told, *observations[0].tokens.tolist()]
@@ -223,8 +254,12 @@ class Told(hf_paradraft.Drafting):
 def test_it_learns_what_the_target_brought(target):
     ids = prompts(1)
     with hf_paradraft.ProcessDrafter(Learns()) as drafter:
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(1, None, never_slower=False, trace=True)
-        out = target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)[0, ids.shape[1] :].tolist()
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            1, None, never_slower=False, trace=True
+        )
+        out = target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS)[
+            0, ids.shape[1] :
+        ].tolist()
         end = 0
         for record in drafter.last_stats.trace[1:-1]:
             end += len(record.emitted)
@@ -236,7 +271,9 @@ def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkey
     plain, texts = target.generate(ids, do_sample=False, **OPTIONS), []
     others = len(multiprocessing.active_children())
     with hf_paradraft.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            4, None, never_slower=False, overlap=True
+        )
 
         def call():
             texts.append(target.generate(ids, do_sample=False, assistant_model=drafter, **OPTIONS))
@@ -264,6 +301,8 @@ def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkey
 
 
 def test_a_calls_own_number_of_drafts(target, process):
-    process.speculation_config = hf_paradraft.SpeculationConfig(4, None, overlap=True, never_slower=False)
+    process.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, overlap=True, never_slower=False
+    )
     assert_lossless(target, process, prompts(1), **OPTIONS, num_assistant_tokens=2)
     assert process.speculation_config.num_draft_tokens == 4

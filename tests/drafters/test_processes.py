@@ -1,4 +1,6 @@
-"""A training step is the same whether its texts are read at once, one part after the other, or by two processes over gloo."""
+"""A training step is the same whether its texts are read at once, one part after the other, or by
+two processes over gloo.
+"""
 
 import os
 import subprocess
@@ -18,13 +20,16 @@ from trained import train_dspark, train_eagle3, train_pard, train_parallelspec
 for run in sys.argv[1:]:
     out, batch, parts = run.split(",")
     # By SGD without clipping, so that steps show how large a gradient is.
-    options = {"max_steps": 3, "per_device_train_batch_size": int(batch), "gradient_accumulation_steps": int(parts),
-               "max_length": 64, "learning_rate": 0.1, "use_cpu": True, "seed": 3, "lr_scheduler_type": "constant",
-               "save_strategy": "no", "bf16": False, "optim": "sgd", "max_grad_norm": 0.0}
+    options = {"max_steps": 3, "max_length": 64, "learning_rate": 0.1, "seed": 3, "use_cpu": True,
+               "per_device_train_batch_size": int(batch), "gradient_accumulation_steps": int(parts),
+               "lr_scheduler_type": "constant", "save_strategy": "no", "bf16": False,
+               "optim": "sgd", "max_grad_norm": 0.0}
     train_pard("small", "rows.jsonl", out + "/pard", **options)
-    for name, train in (("parallelspec", train_parallelspec), ("dspark", train_dspark), ("eagle3", train_eagle3)):
-        judged = "one.jsonl" if out == "two" else None
-        train("target", "rows.jsonl", f"{out}/{name}", cache_dir=f"{out}/states-{name}", eval_file=judged, **options)
+    options |= {"eval_file": "one.jsonl" if out == "two" else None}
+    for train in (train_parallelspec, train_dspark, train_eagle3):
+        name = train.__name__.removeprefix("train_")
+        options |= {"cache_dir": f"{out}/states-{name}"}
+        train("target", "rows.jsonl", f"{out}/{name}", **options)
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()  # one that just leaves may abort
 """
@@ -32,8 +37,12 @@ if torch.distributed.is_initialized():
 
 @pytest.mark.slow
 def test_parts_and_processes_train_what_one_does(folder):
-    """The same samples in every step, the same rows and anchors of each, the same mean over all that is learned; one saves."""
-    tiny_model("llama", num_hidden_layers=8, initializer_range=0.15).save_pretrained(folder / "target")
+    """The same samples in every step, the same rows and anchors of each, the same mean over all
+    that is learned; one saves.
+    """
+    tiny_model("llama", num_hidden_layers=8, initializer_range=0.15).save_pretrained(
+        folder / "target"
+    )
     tiny_model("llama", seed=3, initializer_range=0.05).save_pretrained(folder / "small")
     make_tokenizer().save_pretrained(folder / "small")
     (folder / "one.jsonl").write_text((folder / "some.jsonl").read_text().splitlines()[0])
@@ -43,14 +52,33 @@ def test_parts_and_processes_train_what_one_does(folder):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
     }
-    two = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
-    for words in ([sys.executable, "train.py", "one,4,1", "parts,2,2"], [*two, "train.py", "two,2,1"]):
-        result = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    two = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        "0",
+        "--standalone",
+    ]
+    for words in (
+        [sys.executable, "train.py", "one,4,1", "parts,2,2"],
+        [*two, "train.py", "two,2,1"],
+    ):
+        result = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        )
         assert result.returncode == 0, result.stderr[-3000:]
     for kind in ("pard", "parallelspec", "dspark", "eagle3"):
-        weights, *others = (load_file(folder / out / kind / "model.safetensors") for out in ("one", "parts", "two"))
+        weights, *others = (
+            load_file(folder / out / kind / "model.safetensors") for out in ("one", "parts", "two")
+        )
         for other in others:
             for name, tensor in weights.items():
                 torch.testing.assert_close(tensor, other[name], rtol=1e-3, atol=2e-5)
-        states = [sorted(file.name for file in (folder / out).glob(f"states-{kind}/*")) for out in ("one", "parts", "two")]
+        states = [
+            sorted(file.name for file in (folder / out).glob(f"states-{kind}/*"))
+            for out in ("one", "parts", "two")
+        ]
         assert states[0] == states[1] == states[2]

@@ -1,4 +1,6 @@
-"""Published drafters load and are saved again, or are refused in a sentence; no code of theirs is run."""
+"""Published drafters load and are saved again, or are refused in a sentence; no code of theirs is
+run.
+"""
 
 import copy
 import json
@@ -45,15 +47,24 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     assert again.speculation_config == drafter.speculation_config
     assert torch.equal(drafter.draft_logits(ids, features, 3), again.draft_logits(ids, features, 3))
     asked = read_json(tmp_path / "config.json")["speculators_config"]  # by vLLM
-    assert asked["proposal_methods"][0]["speculative_tokens"] == drafter.speculation_config.num_draft_tokens
+    assert (
+        asked["proposal_methods"][0]["speculative_tokens"]
+        == drafter.speculation_config.num_draft_tokens
+    )
     assert asked["verifier"]["name_or_path"] is None
     again.remember({"target": "user/model"})
     again.save_pretrained(tmp_path)
-    assert read_json(tmp_path / "config.json")["speculators_config"]["verifier"]["name_or_path"] == "user/model"
+    assert (
+        read_json(tmp_path / "config.json")["speculators_config"]["verifier"]["name_or_path"]
+        == "user/model"
+    )
     kind = kind_of(saved := DrafterFolder(tmp_path))
     kind.check_folder(saved)
     assert dict(describe_kind(kind, saved))["kind"]
-    assert not {"embed_tokens.weight"} & load_file(tmp_path / "model.safetensors").keys() or drafter.embedding is not None
+    assert (
+        not {"embed_tokens.weight"} & load_file(tmp_path / "model.safetensors").keys()
+        or drafter.embedding is not None
+    )
 
 
 @pytest.mark.parametrize(("proposed", "fill_in"), [(None, False), (6, False), (5, True)])
@@ -121,7 +132,9 @@ def test_targets_that_do_not_fit_are_refused_on_attaching(load):
     with pytest.raises(ValueError, match="count outputs"):
         load(nvidia([0, 2, 7]), attach=False).attach(TARGET)
     with pytest.raises(ValueError, match="ids up to"):
-        load("SafeAI", attach=False).attach(tiny_model("llama", num_hidden_layers=LAYERS, vocab_size=20))
+        load("SafeAI", attach=False).attach(
+            tiny_model("llama", num_hidden_layers=LAYERS, vocab_size=20)
+        )
     with pytest.raises(ValueError, match="mask token 900, and its embedding ends at 31"):
         load(zlab({"mask_token_id": 900}), attach=False).attach(TARGET)
     with pytest.raises(ValueError, match="a vocabulary of 5000, and the target's has 32"):
@@ -131,7 +144,9 @@ def test_targets_that_do_not_fit_are_refused_on_attaching(load):
     with pytest.raises(ValueError, match="guesses 4 tokens at most"):
         TARGET.generate(torch.tensor([[1, 2]]), assistant_model=drafter, max_new_tokens=4)
     with pytest.raises(ValueError, match="attach"):
-        load("z-lab", attach=False).draft_logits(torch.tensor([[1, 2]]), {key: torch.zeros(1, 1, D) for key in (1, 3, 5)})
+        load("z-lab", attach=False).draft_logits(
+            torch.tensor([[1, 2]]), {key: torch.zeros(1, 1, D) for key in (1, 3, 5)}
+        )
     with pytest.raises(ValueError, match="pass features"):
         drafter.draft_logits(torch.tensor([[1, 2]]))
 
@@ -141,9 +156,14 @@ def test_positions_are_exact_in_every_dtype(name, tmp_path):
     """Files are in bf16, whose three digits are too few for an angle."""
     config, tensors = LAYOUTS[name]()
     exact = dict(
-        hf_paradraft.AutoDrafter.from_pretrained(write(tmp_path / "a", config, tensors)).stack.rotary_emb.named_buffers()
+        hf_paradraft.AutoDrafter.from_pretrained(
+            write(tmp_path / "a", config, tensors)
+        ).stack.rotary_emb.named_buffers()
     )
-    half = {key: tensor.bfloat16() if tensor.is_floating_point() else tensor for key, tensor in tensors.items()}
+    half = {
+        key: tensor.bfloat16() if tensor.is_floating_point() else tensor
+        for key, tensor in tensors.items()
+    }
     folder = write(tmp_path / "b", config, half)
     saved, asked = (
         hf_paradraft.AutoDrafter.from_pretrained(folder),
@@ -163,12 +183,20 @@ def test_positions_are_exact_in_every_dtype(name, tmp_path):
 @pytest.mark.parametrize("name", ["z-lab, sliding", "speculators EAGLE-3", "speculators P-EAGLE"])
 def test_attention_as_it_is_asked_for(name, load, tmp_path):
     folder = write(tmp_path, *LAYOUTS[name]())
-    plain, eager = load(name), hf_paradraft.AutoDrafter.from_pretrained(folder, attn_implementation="eager")
+    plain = load(name)
+    eager = hf_paradraft.AutoDrafter.from_pretrained(folder, attn_implementation="eager")
     eager.target_head = plain.target_head
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(plain)
-    attentions = {drafter.stack.layers[0].self_attn.config._attn_implementation for drafter in (plain, eager)}
+    attentions = {
+        drafter.stack.layers[0].self_attn.config._attn_implementation for drafter in (plain, eager)
+    }
     assert attentions == {"sdpa", "eager"}
-    torch.testing.assert_close(plain.draft_logits(ids, features, 3), eager.draft_logits(ids, features, 3), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        plain.draft_logits(ids, features, 3),
+        eager.draft_logits(ids, features, 3),
+        rtol=1e-4,
+        atol=1e-5,
+    )
     with pytest.raises(ValueError, match="is sdpa or eager, not flash_attention_2"):
         hf_paradraft.AutoDrafter.from_pretrained(folder, attn_implementation="flash_attention_2")
 
@@ -194,12 +222,19 @@ def test_positions_in_several_dimensions_are_those_of_texts(key, kind, load):
 def test_an_index_decides_which_files_are_read(tmp_path):
     """A whole file of an older epoch lay beside new pieces, and won."""
     config, tensors = LAYOUTS["z-lab"]()
-    folder = write(tmp_path / "drafter", config, {name: torch.full_like(tensor, 7.0) for name, tensor in tensors.items()})
-    names, pieces = sorted(tensors), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    folder = write(
+        tmp_path / "drafter",
+        config,
+        {name: torch.full_like(tensor, 7.0) for name, tensor in tensors.items()},
+    )
+    names = sorted(tensors)
+    pieces = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
     index = {name: pieces[number % 2] for number, name in enumerate(names)}
     for piece in pieces:
         save_file({name: tensors[name] for name in names if index[name] == piece}, folder / piece)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
     loaded = weights_in(folder)
     assert loaded.keys() == tensors.keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in loaded.items())
@@ -207,7 +242,9 @@ def test_an_index_decides_which_files_are_read(tmp_path):
     (folder / pieces[1]).unlink()
     with pytest.raises(OSError, match=r"lacks model-00002-of-00002\.safetensors"):
         hf_paradraft.AutoDrafter.from_pretrained(folder)
-    (folder / "model.safetensors.index.json").unlink()  # then the whole file is read, and the piece that is left is not
+    (
+        folder / "model.safetensors.index.json"
+    ).unlink()  # then the whole file is read, and the piece that is left is not
     assert all(bool((tensor == 7).all()) for tensor in weights_in(folder).values())
 
 
@@ -216,7 +253,10 @@ def test_a_causal_lm_with_two_sets_of_weights_is_refused(tmp_path):
     folder = pard_folder(tmp_path)
     weights = load_file(folder / "model.safetensors")
     save_file(weights, folder / "model-00001-of-00001.safetensors")
-    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors")}
+    index = {
+        "metadata": {},
+        "weight_map": dict.fromkeys(weights, "model-00001-of-00001.safetensors"),
+    }
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match="in one piece and in several"):
         hf_paradraft.AutoDrafter.from_pretrained(folder)

@@ -1,4 +1,6 @@
-"""Published drafters guess what other implementations guess, and errors that raise nothing change their logits."""
+"""Published drafters guess what other implementations guess, and errors that raise nothing change
+their logits.
+"""
 
 import pytest
 import torch
@@ -8,7 +10,9 @@ from layouts.parts import LAYERS, MASK, D, V
 from published import EXPECTED, LENGTH, TARGET, features_behind, features_of
 from reference import block_logits, eagle_logits, gemma4_block_logits, gemma4_eagle_logits
 from transformers import Gemma2Config, Gemma2ForCausalLM, MuseGlimmerAssistantConfig
-from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
+from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import (
+    MuseGlimmerAssistantModel,
+)
 
 import hf_paradraft
 
@@ -20,7 +24,10 @@ def close(logits, expected):
 SPECULATORS = [name for name in LAYOUTS if name.startswith("speculators")]
 
 
-@pytest.mark.parametrize("name", [name for name in SPECULATORS if f"{name}: second" not in EXPECTED and "P-EAGLE" not in name])
+@pytest.mark.parametrize(
+    "name",
+    [name for name in SPECULATORS if f"{name}: second" not in EXPECTED and "P-EAGLE" not in name],
+)
 @torch.no_grad()
 def test_blocks_are_those_of_speculators(name, load):
     drafter = load(name)
@@ -30,25 +37,36 @@ def test_blocks_are_those_of_speculators(name, load):
     close(drafter.base_logits(states)[0], EXPECTED[f"{name}: logits"][skipped:])
     if drafter.kind == "dflash2":
         before = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
-        candidates, scores = (EXPECTED[f"{name}: {what}"][skipped:] for what in ("candidates", "scores"))
+        candidates, scores = (
+            EXPECTED[f"{name}: {what}"][skipped:] for what in ("candidates", "scores")
+        )
         given = drafter.base_logits(states)[0]
-        close(given.gather(-1, candidates) + drafter.selector(before, states[0], candidates), scores)
+        close(
+            given.gather(-1, candidates) + drafter.selector(before, states[0], candidates), scores
+        )
         assert sorted(candidates[0].tolist()) == sorted(given[0].topk(6).indices.tolist())
     if drafter.kind == "xpress":
-        whole, known = drafter.all_states(ids[None, :LENGTH], features)[0], ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
-        bias, memories, rows = drafter.bias_behind(ids[LENGTH - 2 : LENGTH], whole, drafter.base_logits(states)[0]), [None], []
+        whole = drafter.all_states(ids[None, :LENGTH], features)[0]
+        known = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
+        bias = drafter.bias_behind(ids[LENGTH - 2 : LENGTH], whole, drafter.base_logits(states)[0])
+        memories, rows = [None], []
         for depth, token in enumerate(known):
             row, memories = bias(torch.tensor([depth]), token[None], memories)
             rows.append(row[0])
         close(torch.stack(rows), EXPECTED[f"{name}: bias"][skipped:])
     if drafter.kind == "dspark":
         before = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
-        biases, memory = [], drafter.first_memory(ids[LENGTH - 1], drafter.all_states(ids[None, :LENGTH], features)[0])
+        biases = []
+        memory = drafter.first_memory(
+            ids[LENGTH - 1], drafter.all_states(ids[None, :LENGTH], features)[0]
+        )
         for token, state in zip(before, states[0], strict=True):
             bias, memory = drafter.markov(token, state, memory)
             biases.append(bias)
         close(torch.stack(biases), EXPECTED[f"{name}: bias"][skipped:])
-        close(drafter.confidence_logits(states[0], before), EXPECTED[f"{name}: confidence"][skipped:])
+        close(
+            drafter.confidence_logits(states[0], before), EXPECTED[f"{name}: confidence"][skipped:]
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in SPECULATORS if f"{name}: second" in EXPECTED])
@@ -62,7 +80,8 @@ def test_eagle_is_that_of_speculators(name, load):
         logits = drafting.logits_behind(ids[:, :length], features, 1)
         close(logits[0, 0], EXPECTED[f"{name}: logits"][length - 2])
         further = drafting.extend([ids[0, length : length + 1]], [[-1]])
-        if "sliding" not in name or length < 5:  # in training their windows stay behind with the row that a step began at
+        # in training their windows stay behind with the row that a step began at
+        if "sliding" not in name or length < 5:
             close(further[0][0], EXPECTED[f"{name}: second"][length - 2])
 
 
@@ -80,7 +99,11 @@ def test_dflash_is_that_of_transformers(load):
     config |= {"layer_types": ["full_attention"] * 2}
     theirs = MuseGlimmerAssistantModel(
         MuseGlimmerAssistantConfig(
-            **{name: value for name, value in config.items() if name not in ("architectures", "model_type", "rope_theta")},
+            **{
+                name: value
+                for name, value in config.items()
+                if name not in ("architectures", "model_type", "rope_theta")
+            },
             rope_parameters={"rope_type": "default", "rope_theta": config["rope_theta"]},
         )
     ).eval()
@@ -89,12 +112,18 @@ def test_dflash_is_that_of_transformers(load):
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(drafter)
     block = drafter.embed(torch.tensor([[int(ids[0, -1]), MASK, MASK, MASK, MASK]]))
     context = torch.cat([features[key] for key in drafter.features], dim=-1)
-    states = theirs(noise_embeds=block, context_hidden_states=context, use_cache=False).last_hidden_state
+    states = theirs(
+        noise_embeds=block, context_hidden_states=context, use_cache=False
+    ).last_hidden_state
     close(drafter.draft_logits(ids, features), states[:, 1:] @ EXPECTED["head"].T)
 
 
 FAMILIES = ("z-lab", "DSpine", "XPress", "SpecForge DS", "LFM2", "JetSpec", "DeepSpec", "trans")
-BLOCKS = [name for name in LAYOUTS if name.startswith(FAMILIES) and "EAGLE" not in name and "Gemma" not in name]
+BLOCKS = [
+    name
+    for name in LAYOUTS
+    if name.startswith(FAMILIES) and "EAGLE" not in name and "Gemma" not in name
+]
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -104,12 +133,22 @@ def test_blocks_are_the_formulas(name, load):
     config, tensors = LAYOUTS[name]()
     features = features_of(drafter)
     context = torch.cat([features[key][0] for key in drafter.features], dim=-1)
-    logits = block_logits(config, tensors, EXPECTED["ids"][:LENGTH], context, EXPECTED["embedding"], EXPECTED["head"])
+    logits = block_logits(
+        config, tensors, EXPECTED["ids"][:LENGTH], context, EXPECTED["embedding"], EXPECTED["head"]
+    )
     close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features)[0], logits)
 
 
 @pytest.mark.parametrize(
-    "name", ["SafeAI", "SafeAI, interleaved", "SafeAI, whole", "NVIDIA", "DeepSpec EAGLE-3", "speculators EAGLE-3.1"]
+    "name",
+    [
+        "SafeAI",
+        "SafeAI, interleaved",
+        "SafeAI, whole",
+        "NVIDIA",
+        "DeepSpec EAGLE-3",
+        "speculators EAGLE-3.1",
+    ],
 )
 @torch.no_grad()
 def test_eagle_is_the_formulas(name, load):
@@ -117,7 +156,9 @@ def test_eagle_is_the_formulas(name, load):
     config, tensors = LAYOUTS[name]()
     features = features_of(drafter)
     context = torch.cat([features[key][0] for key in drafter.features], dim=-1)
-    logits = eagle_logits(config, tensors, EXPECTED["ids"][:LENGTH], context, EXPECTED["embedding"], 3)
+    logits = eagle_logits(
+        config, tensors, EXPECTED["ids"][:LENGTH], context, EXPECTED["embedding"], 3
+    )
     close(drafter.draft_logits(EXPECTED["ids"][None, :LENGTH], features, 3)[0], logits)
 
 
@@ -141,8 +182,12 @@ def test_layers_of_gemma_4_are_the_formulas(name, attach, load):
 def test_newer_configs_of_gemma_4_list_layers(name, load):
     """transformers writes sizes of full layers by layer, of the target's layers here."""
     config, tensors = LAYOUTS[name]()
-    wide = {"head_dim": config.pop("global_head_dim"), "num_key_value_heads": config.pop("num_global_key_value_heads")}
-    newer, older = load(({**config, "per_layer_config": {"5": wide, "7": wide}}, tensors)), load(name)
+    wide = {
+        "head_dim": config.pop("global_head_dim"),
+        "num_key_value_heads": config.pop("num_global_key_value_heads"),
+    }
+    newer = load(({**config, "per_layer_config": {"5": wide, "7": wide}}, tensors))
+    older = load(name)
     ids, features = EXPECTED["ids"][None, :LENGTH], features_of(older)
     close(newer.draft_logits(ids, features, 3), older.draft_logits(ids, features, 3))
 
@@ -184,33 +229,79 @@ def changed(name, what):
 
 
 WRONG = {
-    "a layer off by one": ("z-lab", lambda config: config["dflash_config"].update(target_layer_ids=[2, 4, 6])),
-    "inputs taken for outputs": ("speculators DFlash", lambda config: config.update(aux_hidden_state_layer_ids=[3, 5, 8])),
-    "features in another order": ("z-lab", lambda config: config["dflash_config"].update(target_layer_ids=[3, 1, 5])),
-    "another anchor": ("speculators DSpark", lambda config: config.update(sample_from_anchor=False)),
-    "no window": ("z-lab, sliding", lambda config: config.update(layer_types=["full_attention"] * 2)),
+    "a layer off by one": (
+        "z-lab",
+        lambda config: config["dflash_config"].update(target_layer_ids=[2, 4, 6]),
+    ),
+    "inputs taken for outputs": (
+        "speculators DFlash",
+        lambda config: config.update(aux_hidden_state_layer_ids=[3, 5, 8]),
+    ),
+    "features in another order": (
+        "z-lab",
+        lambda config: config["dflash_config"].update(target_layer_ids=[3, 1, 5]),
+    ),
+    "another anchor": (
+        "speculators DSpark",
+        lambda config: config.update(sample_from_anchor=False),
+    ),
+    "no window": (
+        "z-lab, sliding",
+        lambda config: config.update(layer_types=["full_attention"] * 2),
+    ),
     "halves taken for neighbours": ("z-lab", lambda config: config.update(is_neox_style=False)),
-    "neighbours taken for halves": ("LFM2 DSpark", lambda config: config.update(rope_is_neox_style=True)),
-    "JetSpec without its order": ("JetSpec", lambda config: config["dflash_config"].update(causal=False)),
+    "neighbours taken for halves": (
+        "LFM2 DSpark",
+        lambda config: config.update(rope_is_neox_style=True),
+    ),
+    "JetSpec without its order": (
+        "JetSpec",
+        lambda config: config["dflash_config"].update(causal=False),
+    ),
     "a block behind its anchor": ("DeepSpec DSpark", lambda config: config.update(logits_start=1)),
-    "another half of the heads": ("DeepSpec, Qwen3.5's layers", lambda config: config["rope_parameters"].update(rope_theta=20.0)),
+    "another half of the heads": (
+        "DeepSpec, Qwen3.5's layers",
+        lambda config: config["rope_parameters"].update(rope_theta=20.0),
+    ),
     "all of the heads": (
         "DeepSpec, Qwen3.5's layers",
-        lambda config: config["rope_parameters"].update(partial_rotary_factor=1.0, mrope_section=[2, 1, 1]),
+        lambda config: config["rope_parameters"].update(
+            partial_rotary_factor=1.0, mrope_section=[2, 1, 1]
+        ),
     ),
-    "fewer candidates": ("z-lab DFlash2", lambda config: config["dflash_config"].update(selector_top_k=2)),
-    "fewer codes to choose among": ("DSpine", lambda config: config["dspine_config"].update(top_k=2)),
+    "fewer candidates": (
+        "z-lab DFlash2",
+        lambda config: config["dflash_config"].update(selector_top_k=2),
+    ),
+    "fewer codes to choose among": (
+        "DSpine",
+        lambda config: config["dspine_config"].update(top_k=2),
+    ),
     "windows that see one way": ("z-lab DFlash2", lambda config: config.update(is_causal=None)),
-    "XPress from the anchor": ("speculators XPress", lambda config: config.update(sample_from_anchor=True)),
+    "XPress from the anchor": (
+        "speculators XPress",
+        lambda config: config.update(sample_from_anchor=True),
+    ),
     "a causal block": ("z-lab", lambda config: config.update(is_causal=True)),
     "a longer block": ("z-lab", lambda config: config["dflash_config"].update(block_size=6)),
-    "the raw state fed back": ("speculators EAGLE-3.1", lambda config: config.update(norm_output=False)),
-    "no cap": ("DeepSpec Gemma 4 EAGLE-3", lambda config: config.update(final_logit_softcapping=None)),
+    "the raw state fed back": (
+        "speculators EAGLE-3.1",
+        lambda config: config.update(norm_output=False),
+    ),
+    "no cap": (
+        "DeepSpec Gemma 4 EAGLE-3",
+        lambda config: config.update(final_logit_softcapping=None),
+    ),
     "all frequencies": (
         "DeepSpec Gemma 4 DSpark",
-        lambda config: config["rope_parameters"]["full_attention"].update(partial_rotary_factor=1.0),
+        lambda config: config["rope_parameters"]["full_attention"].update(
+            partial_rotary_factor=1.0
+        ),
     ),
-    "another residual": ("speculators EAGLE-3", lambda config: config.update(norm_before_residual=False)),
+    "another residual": (
+        "speculators EAGLE-3",
+        lambda config: config.update(norm_before_residual=False),
+    ),
 }
 
 
@@ -223,7 +314,11 @@ def test_silent_errors_change_logits(error, load):
     rows = []
     for drafter in (right, wrong):
         drafter.attach(TARGET)
-        rows.append(drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3).nan_to_num(neginf=-9.0))
+        rows.append(
+            drafter.draft_logits(ids, features_behind(drafter, TARGET, ids), 3).nan_to_num(
+                neginf=-9.0
+            )
+        )
     assert (rows[0] - rows[1]).abs().max() > 0.05
 
 
@@ -235,7 +330,9 @@ def test_features_of_another_position_change_logits(load):
         ids = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
         features = features_behind(drafter, TARGET, ids)
         rolled = {key: states.roll(1, 1) for key, states in features.items()}
-        assert (drafter.draft_logits(ids, features, 2) - drafter.draft_logits(ids, rolled, 2)).abs().max() > 0.05
+        assert (
+            drafter.draft_logits(ids, features, 2) - drafter.draft_logits(ids, rolled, 2)
+        ).abs().max() > 0.05
 
 
 LAST = {
@@ -248,7 +345,9 @@ LAST = {
 @pytest.mark.parametrize("name", LAST)
 @torch.no_grad()
 def test_the_normed_last_layer_instead_of_the_raw_one_changes_logits(name, load):
-    """The last one of transformers' `hidden_states` is normed, and drafters read what the last layer gives."""
+    """The last one of transformers' `hidden_states` is normed, and drafters read what the last
+    layer gives.
+    """
     drafter = load(changed(name, LAST[name]), attach=False)
     drafter.attach(TARGET)
     assert drafter.features[-1] == 7
@@ -257,12 +356,16 @@ def test_the_normed_last_layer_instead_of_the_raw_one_changes_logits(name, load)
     normed = TARGET(ids, output_hidden_states=True).hidden_states[-1][:, :-1]
     torch.testing.assert_close(TARGET.model.norm(features[7]), normed)
     wrong = {**features, 7: normed}
-    assert (drafter.draft_logits(ids, features, 3) - drafter.draft_logits(ids, wrong, 3)).abs().max() > 0.05
+    assert (
+        drafter.draft_logits(ids, features, 3) - drafter.draft_logits(ids, wrong, 3)
+    ).abs().max() > 0.05
 
 
 @torch.no_grad()
 def test_whose_embedding_and_whose_cap_is_said_by_the_layout(load, tmp_path):
-    """speculators copies the table of its verifier as it is, and caps nothing; others ask the target's own module."""
+    """speculators copies the table of its verifier as it is, and caps nothing; others ask the
+    target's own module.
+    """
     config = Gemma2Config(
         vocab_size=V,
         hidden_size=D,

@@ -34,7 +34,9 @@ def test_one_drafter_for_two_targets_at_once():
     def call(index):
         for _ in range(8):
             barrier.wait(30)
-            out = targets[index].generate(prompt, assistant_model=drafter, return_dict_in_generate=True, **OPTIONS)
+            out = targets[index].generate(
+                prompt, assistant_model=drafter, return_dict_in_generate=True, **OPTIONS
+            )
             assert out.speculation.emitted_per_round == alone[index]
             outs[index] = out.sequences
 
@@ -46,7 +48,9 @@ def test_one_drafter_for_two_targets_at_once():
     assert all(torch.equal(*pair) for pair in zip(plain, outs, strict=True))
 
 
-@pytest.mark.parametrize("copied", [lambda drafter: pickle.loads(pickle.dumps(drafter)), copy.deepcopy])
+@pytest.mark.parametrize(
+    "copied", [lambda drafter: pickle.loads(pickle.dumps(drafter)), copy.deepcopy]
+)
 def test_a_copy_does_not_carry_the_target(copied, prompt):
     target = tiny_model()
     drafter = hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model(), 2))
@@ -64,7 +68,9 @@ def test_a_calls_cache_is_freed_when_it_ends(prompt):
     """No cycle keeps its cache until the collector runs."""
     target = tiny_model()
     drafter = near_copy(target, 0.02)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, overlap=True
+    )
     caches, make = [], target._prepare_cache_for_generation
 
     def made(*args, **kwargs):
@@ -84,7 +90,9 @@ def test_a_calls_cache_is_freed_when_it_ends(prompt):
 
 
 def test_a_peft_model_is_one_drafter_in_all_calls(prompt):
-    """What was learned of it stays, and its statistics are found again; another adapter is another drafter."""
+    """What was learned of it stays, and its statistics are found again; another adapter is another
+    drafter.
+    """
     target = tiny_model()
     model = with_prompts(target, 2)
     drafter = hf_paradraft.PpdDrafter.adopt(target, model)
@@ -96,10 +104,14 @@ def test_a_peft_model_is_one_drafter_in_all_calls(prompt):
 
 @pytest.mark.parametrize("kind", ["n-gram", "parallelspec"])
 def test_pipelines_take_drafters_with_each_call(kind):
-    """Where a pipeline is made, transformers (5.23) asks its assistant for a config with ids, which these have not."""
+    """Where a pipeline is made, transformers (5.23) asks its assistant for a config with ids, which
+    these have not.
+    """
     target, tokenizer = tiny_model(), make_tokenizer()
     drafter = (
-        hf_paradraft.NgramDrafter() if kind == "n-gram" else hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
+        hf_paradraft.NgramDrafter()
+        if kind == "n-gram"
+        else hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2)
     )
     pipe = pipeline("text-generation", model=target, tokenizer=tokenizer)
     pipe("a b c", max_new_tokens=8, do_sample=False, assistant_model=drafter)
@@ -110,8 +122,10 @@ def test_parallelspec_refuses_a_target_of_mixed_layers():
     """Bamba's layers are of two classes: it is served, or refused with a sentence."""
     torch.manual_seed(0)
     config = BambaConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, attn_layer_indices=[1, 3],
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2,
+        mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, attn_layer_indices=[1,
+        3],
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
     with pytest.raises(ValueError, match="computes the kinds of its layers"):
@@ -120,10 +134,13 @@ def test_parallelspec_refuses_a_target_of_mixed_layers():
 
 def test_right_padded_prompts_are_decoded_plainly_by_a_model_with_prompt_tokens():
     base = tiny_model()
-    ids, mask = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    ids = torch.tensor([[1, 2, 3, 0], [4, 5, 6, 7]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
     plain = base.generate(ids, attention_mask=mask, pad_token_id=0, **OPTIONS)
     model = get_peft_model(copy.deepcopy(base), hf_paradraft.PpdConfig(num_prompt_tokens=2))
-    assert torch.equal(plain, model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **OPTIONS))
+    assert torch.equal(
+        plain, model.generate(input_ids=ids, attention_mask=mask, pad_token_id=0, **OPTIONS)
+    )
 
 
 def test_a_drafter_with_sliding_layers_overlaps(prompt):
@@ -131,9 +148,15 @@ def test_a_drafter_with_sliding_layers_overlaps(prompt):
     target = tiny_model()
     torch.manual_seed(0)
     config = Llama4TextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, attention_chunk_size=8, num_local_experts=2, eos_token_id=None, pad_token_id=0,
+        vocab_size=32, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48,
+        num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, attention_chunk_size=8, num_local_experts=2,
+        eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
-    drafter = hf_paradraft.PardDrafter.from_causal_lm(AutoModelForCausalLM.from_config(config).eval(), mask_token_id=31)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False, overlap=True)
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(
+        AutoModelForCausalLM.from_config(config).eval(), mask_token_id=31
+    )
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, overlap=True
+    )
     assert_lossless(target, drafter, prompt, max_new_tokens=60, eos_token_id=None)

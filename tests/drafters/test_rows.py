@@ -23,7 +23,9 @@ def test_cod_keeps_the_right_number_of_whole_chains(seq_len, num_depths, ratio, 
         positions = set(keep[depth].nonzero()[:, 0].tolist())
         possible = {t + 1 for t in keep[depth - 1].nonzero()[:, 0].tolist() if t + 1 < seq_len}
         assert positions <= possible
-        assert len(positions) == min(len(possible), math.floor(seq_len * max(ratio**depth, min_ratio)))
+        assert len(positions) == min(
+            len(possible), math.floor(seq_len * max(ratio**depth, min_ratio))
+        )
 
 
 def test_cod_is_random_and_repeatable():
@@ -45,16 +47,22 @@ def test_rows_follow_their_definition(seq_len, num_depths, ratio, seed):
     expected = [(d, t) for d in range(num_depths) for t in range(seq_len) if keep[d, t]]
     assert rows["position_ids"].tolist() == [t for _, t in expected]
     assert rows["input_ids"].tolist() == [int(ids[t]) if d == 0 else 99 for d, t in expected]
-    assert rows["labels"].tolist() == [int(labels[t + 1]) if t + 1 < seq_len else -100 for _, t in expected]
+    assert rows["labels"].tolist() == [
+        int(labels[t + 1]) if t + 1 < seq_len else -100 for _, t in expected
+    ]
     assert rows["attention_mask"].dtype == torch.bool
     for i, (d, t) in enumerate(expected):
         chain = {(e, t - d + e) for e in range(1, d + 1)}
-        visible = {j for j, (e, s) in enumerate(expected) if (e == 0 and s <= t - d) or (e, s) in chain}
+        visible = {
+            j for j, (e, s) in enumerate(expected) if (e == 0 and s <= t - d) or (e, s) in chain
+        }
         assert set(rows["attention_mask"][i].nonzero()[:, 0].tolist()) == visible
 
 
 def test_a_row_sees_its_text_and_its_own_chain():
-    rows = parallel_draft_rows(torch.arange(7), torch.arange(7), 9, torch.ones(3, 7, dtype=torch.bool))
+    rows = parallel_draft_rows(
+        torch.arange(7), torch.arange(7), 9, torch.ones(3, 7, dtype=torch.bool)
+    )
     row = 2 * 7 + 5
     assert rows["attention_mask"][row].nonzero()[:, 0].tolist() == [0, 1, 2, 3, 7 + 4, row]
     assert rows["labels"][row] == 6
@@ -72,7 +80,10 @@ def test_useful_rows_keep_every_label_and_its_chain(seq_len, seed):
             assert all(useful[e, t - depth + e] for e in range(depth + 1))
 
 
-@pytest.mark.parametrize("arguments", [(8, 4, 0.0, 0.2), (8, 4, 1.1, 0.2), (8, 4, 0.7, 0.0), (8, 4, 0.7, -1), (0, 4, 0.7, 0.2)])
+@pytest.mark.parametrize(
+    "arguments",
+    [(8, 4, 0.0, 0.2), (8, 4, 1.1, 0.2), (8, 4, 0.7, 0.0), (8, 4, 0.7, -1), (0, 4, 0.7, 0.2)],
+)
 def test_cod_refuses_what_is_out_of_range(arguments):
     with pytest.raises(ValueError, match=r"in \(0, 1\]|at least 1"):
         cod_keep_mask(*arguments)

@@ -1,4 +1,6 @@
-"""A head in two steps: the logits of the tokens that it chooses are the head's own, and it chooses those that matter."""
+"""A head in two steps: the logits of the tokens that it chooses are the head's own, and it chooses
+those that matter.
+"""
 
 import pytest
 import torch
@@ -25,11 +27,13 @@ def small(monkeypatch):
 
 
 def states_of(count, seed=0):
-    """States that differ in few directions, as a drafter's do; the head's largest directions are others."""
+    """States that differ in few directions, as a drafter's do; the head's largest directions are
+    others.
+    """
     torch.manual_seed(seed)
-    return torch.randn(count, 5) @ torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1)) + 0.02 * torch.randn(
-        count, HIDDEN
-    )
+    return torch.randn(count, 5) @ torch.randn(
+        5, HIDDEN, generator=torch.Generator().manual_seed(1)
+    ) + 0.02 * torch.randn(count, HIDDEN)
 
 
 def drafter_for(target):
@@ -58,7 +62,10 @@ def test_logits_of_chosen_tokens_are_the_heads_own(shape):
     torch.testing.assert_close(logits[there], whole[there])
     assert torch.equal(logits.argmax(-1), whole.argmax(-1))
     many = states_of(ROWS + 1)
-    torch.testing.assert_close(TargetHead(target, VOCABULARY, fitted).logits(many), TargetHead(target, VOCABULARY).logits(many))
+    torch.testing.assert_close(
+        TargetHead(target, VOCABULARY, fitted).logits(many),
+        TargetHead(target, VOCABULARY).logits(many),
+    )
 
 
 def test_the_fit_is_to_states_and_not_to_the_head_alone():
@@ -79,7 +86,11 @@ def test_the_fit_is_to_states_and_not_to_the_head_alone():
 @torch.no_grad()
 def test_it_follows_a_target_that_is_trained():
     target = deep(dtype=torch.float32)
-    head = TargetHead(target, VOCABULARY, Shortlist.fit(states_of(400), target.lm_head.weight.detach()[VOCABULARY]))
+    head = TargetHead(
+        target,
+        VOCABULARY,
+        Shortlist.fit(states_of(400), target.lm_head.weight.detach()[VOCABULARY]),
+    )
     states = states_of(1)
     before = head.logits(states)
     target.lm_head.weight.mul_(-1.5)
@@ -89,13 +100,17 @@ def test_it_follows_a_target_that_is_trained():
     assert after.argmax() == whole.argmax()
 
 
-@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "temperature": 1.3, "seed": 5}])
+@pytest.mark.parametrize(
+    "options", [{"do_sample": False}, {"do_sample": True, "temperature": 1.3, "seed": 5}]
+)
 @pytest.mark.parametrize("tree_size", [None, 6, "auto"])
 def test_texts_are_the_targets_own(options, tree_size):
     target = deep()
     drafter = drafter_for(target).double()
     drafter.speculation_config = hf_paradraft.SpeculationConfig(4, tree_size, never_slower=False)
-    assert_lossless(target, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=30, eos_token_id=EOS, **options)
+    assert_lossless(
+        target, drafter, torch.tensor([[1, 2, 3]]), max_new_tokens=30, eos_token_id=EOS, **options
+    )
     assert drafter.last_stats.num_drafted > 0
 
 
@@ -112,7 +127,9 @@ def test_it_is_saved_beside_the_weights_and_not_exported(tmp_path):
     bad = {"shape": torch.zeros(6, HIDDEN - 1), "numbers": torch.full((6, HIDDEN), torch.nan)}
     for what, down in bad.items():
         save_file({"down": down, "up": down.T.contiguous()}, tmp_path / "drafter" / FILE)
-        with pytest.raises(ValueError, match="states of 32 numbers" if what == "shape" else "finite numbers"):
+        with pytest.raises(
+            ValueError, match="states of 32 numbers" if what == "shape" else "finite numbers"
+        ):
             hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter")
 
 
@@ -125,7 +142,11 @@ def test_training_leaves_one(tmp_path, monkeypatch):
     make_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "rows.jsonl").write_text('{"text": "a b c d e f g h"}\n' * 16)
     options = {**OPTIONS, "num_draft_tokens": 2, "vocab": 20, "max_steps": 2}
-    files = {"target": str(tmp_path / "target"), "train_file": tmp_path / "rows.jsonl", "output_dir": tmp_path / "out"}
+    files = {
+        "target": str(tmp_path / "target"),
+        "train_file": tmp_path / "rows.jsonl",
+        "output_dir": tmp_path / "out",
+    }
     drafter = train(Eagle3Training, **files, **options)
     assert drafter.shortlist.down.shape == (6, HIDDEN)
     assert (tmp_path / "out" / FILE).exists()

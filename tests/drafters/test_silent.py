@@ -32,7 +32,9 @@ NOTHING = {
     "no tokens": lambda prefix: hf_paradraft.GuessedTokens(torch.zeros(0, dtype=torch.long)),
     "no logits": lambda prefix: hf_paradraft.GuessedLogits(torch.zeros(0, 32)),
     "NaN": lambda prefix: hf_paradraft.GuessedLogits(torch.full((prefix.room, 32), torch.nan)),
-    "impossible": lambda prefix: hf_paradraft.GuessedLogits(torch.full((prefix.room, 32), -torch.inf)),
+    "impossible": lambda prefix: hf_paradraft.GuessedLogits(
+        torch.full((prefix.room, 32), -torch.inf)
+    ),
 }
 
 

@@ -1,4 +1,6 @@
-"""What a drafter shares with its target gives what the target gives, wherever the target's weights are."""
+"""What a drafter shares with its target gives what the target gives, wherever the target's weights
+are.
+"""
 
 import copy
 
@@ -6,7 +8,13 @@ import pytest
 import torch
 from lossless import assert_lossless
 from tiny import MASK, tiny_model
-from transformers import AutoModelForCausalLM, CohereConfig, GemmaConfig, GraniteConfig, HyperCLOVAXConfig
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    GemmaConfig,
+    GraniteConfig,
+    HyperCLOVAXConfig,
+)
 
 import hf_paradraft
 from hf_paradraft.decoding.features import Features, decoder_of
@@ -14,8 +22,10 @@ from hf_paradraft.decoding.target_head import TargetHead
 from hf_paradraft.drafters.layers import final_norm, final_scale
 
 SIZES = {
-    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "initializer_range": 0.4, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+    "vocab_size": 32, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2, "initializer_range": 0.4, "bos_token_id": None, "eos_token_id": None,
+    "pad_token_id": None,
 }  # fmt: skip
 SCALED = {
     "Cohere": lambda: CohereConfig(**SIZES, logit_scale=0.25),
@@ -38,7 +48,9 @@ def test_logits_are_scaled_as_the_targets(name):
     expected, states = logits_and_states(target)
     torch.testing.assert_close(TargetHead(target).logits(states), expected)
     vocabulary = torch.tensor([1, 4, 9])
-    torch.testing.assert_close(TargetHead(target, vocabulary).logits(states), expected[..., vocabulary])
+    torch.testing.assert_close(
+        TargetHead(target, vocabulary).logits(states), expected[..., vocabulary]
+    )
 
 
 def test_a_scale_that_is_not_known_is_refused():
@@ -86,7 +98,9 @@ def test_a_packed_head_gives_all_logits():
     target.set_output_embeddings(Packed(target.lm_head))
     expected, states = logits_and_states(target)
     torch.testing.assert_close(TargetHead(target).logits(states), expected)
-    torch.testing.assert_close(TargetHead(target, torch.tensor([1, 9])).logits(states), expected[..., [1, 9]])
+    torch.testing.assert_close(
+        TargetHead(target, torch.tensor([1, 9])).logits(states), expected[..., [1, 9]]
+    )
 
 
 @pytest.mark.parametrize("vocabulary", [None, torch.tensor([1, 4, 9])])
@@ -121,7 +135,9 @@ def test_a_drafter_is_made_for_an_offloaded_target(tied):
 
 def test_a_drafters_own_scale_and_cap():
     """Instead of the target's: scaled first, then capped."""
-    logits = TargetHead(tiny_model("llama", dtype=torch.float32)).finished(torch.tensor([2.0]), 3.0, 4.0)
+    logits = TargetHead(tiny_model("llama", dtype=torch.float32)).finished(
+        torch.tensor([2.0]), 3.0, 4.0
+    )
     torch.testing.assert_close(logits, 3.0 * torch.tanh(torch.tensor([8.0 / 3.0])))
 
 
@@ -135,21 +151,28 @@ def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
         torch.testing.assert_close(final_scale(target), norm.weight)
     gemma = AutoModelForCausalLM.from_config(GemmaConfig(**SIZES, head_dim=8)).eval()
     gemma.model.norm.weight.uniform_(0.5, 2.0)
-    torch.testing.assert_close(final_scale(gemma), 1 + gemma.model.norm.weight)  # it counts from one
+    # it counts from one
+    torch.testing.assert_close(final_scale(gemma), 1 + gemma.model.norm.weight)
     deep = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     deep.model.norm.weight.uniform_(0.5, 2.0)
-    for drafter in (hf_paradraft.DSparkDrafter.from_target(deep, MASK), hf_paradraft.Eagle3Drafter.from_target(deep)):
+    for drafter in (
+        hf_paradraft.DSparkDrafter.from_target(deep, MASK),
+        hf_paradraft.Eagle3Drafter.from_target(deep),
+    ):
         torch.testing.assert_close(drafter.stack.norm.weight, deep.model.norm.weight)
     ids, features = torch.tensor([[1, 2, 3, 4]]), {}
     blocks = hf_paradraft.DSparkDrafter.from_target(deep, MASK)
     features = {key: torch.randn(1, 3, 32) for key in blocks.features}
     base = blocks.base_logits(blocks.guesses(blocks.all_states(ids, features)))
-    torch.testing.assert_close(blocks.draft_logits(ids, features), base)  # the head on the token before says nothing yet
+    # the head on the token before says nothing yet
+    torch.testing.assert_close(blocks.draft_logits(ids, features), base)
 
 
 @torch.no_grad()
 def test_a_batchs_newest_states_are_multiplied_by_one_head():
-    """They are a slice of all states, and torch multiplies each part of a slice by a copy of the matrix."""
+    """They are a slice of all states, and torch multiplies each part of a slice by a copy of the
+    matrix.
+    """
     head = TargetHead(tiny_model(), torch.arange(20))
     states = torch.randn(6, 3, head.embedding.weight.shape[1], dtype=head.embedding.weight.dtype)
     with torch.profiler.profile() as profile:

@@ -1,4 +1,6 @@
-"""What a target says of texts, computed or read from disk: the same, and nothing else than what is wanted."""
+"""What a target says of texts, computed or read from disk: the same, and nothing else than what is
+wanted.
+"""
 
 import pytest
 import torch
@@ -7,7 +9,12 @@ from trained import train_dspark, train_parallelspec
 
 from hf_paradraft.training.target_states import TargetStates
 
-OPTIONS = {"per_device_train_batch_size": 4, "learning_rate": 3e-3, "use_cpu": True, "max_length": 64}
+OPTIONS = {
+    "per_device_train_batch_size": 4,
+    "learning_rate": 3e-3,
+    "use_cpu": True,
+    "max_length": 64,
+}
 
 
 @torch.no_grad()
@@ -39,11 +46,13 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     same(full(ids, lengths), full)
     assert 1 <= len(list((tmp_path / "full").glob("*.safetensors"))) < 3
     same(full(ids, lengths), full)
-    monkeypatch.setattr("hf_paradraft.training.target_states.states_of", None)  # nothing is run again
+    # nothing is run again
+    monkeypatch.setattr("hf_paradraft.training.target_states.states_of", None)
     same(again(ids, lengths), again)
     with pytest.raises(ValueError, match="other layers, not of -1"):
         TargetStates(target, (-1,), vocabulary, tmp_path / "cache", 1e9)
-    fewer = TargetStates(target, (1,), vocabulary, tmp_path / "cache", 1e9)  # a drafter that reads less
+    # a drafter that reads less
+    fewer = TargetStates(target, (1,), vocabulary, tmp_path / "cache", 1e9)
     given = fewer(ids, lengths)
     assert given.keys() == {1, "normed", "normaliser"}
     torch.testing.assert_close(given[1][0], expected[1][0])
@@ -52,17 +61,33 @@ def test_states_on_disk_are_those_of_the_target(vocabulary, tmp_path, monkeypatc
     with pytest.raises(ValueError, match="another target"):
         TargetStates(target, (0, 1), vocabulary, tmp_path / "cache", 1e9)
     with pytest.raises(ValueError, match="another target"):
-        TargetStates(tiny_model("llama", seed=5, dtype=torch.float64), (0, 1), vocabulary, tmp_path / "cache", 1e9)
+        TargetStates(
+            tiny_model("llama", seed=5, dtype=torch.float64),
+            (0, 1),
+            vocabulary,
+            tmp_path / "cache",
+            1e9,
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("train", [train_dspark, train_parallelspec])
 def test_a_cache_changes_nothing(train, folder, tmp_path):
     """The same drafter comes of it, two epochs of texts that lie on disk after the first."""
-    options = {"block_size": 3} if train is train_dspark else {"style": "eagle", "loss": "tv", "num_masks": 2}
+    options = (
+        {"block_size": 3}
+        if train is train_dspark
+        else {"style": "eagle", "loss": "tv", "num_masks": 2}
+    )
     options = {**OPTIONS, **options, "vocab": 24, "num_train_epochs": 2.0, "max_steps": 8}
     plain = train(folder / "target", folder / "some.jsonl", tmp_path / "plain", **options)
-    cached = train(folder / "target", folder / "some.jsonl", tmp_path / "cached", cache_dir=tmp_path / "states", **options)
+    cached = train(
+        folder / "target",
+        folder / "some.jsonl",
+        tmp_path / "cached",
+        cache_dir=tmp_path / "states",
+        **options,
+    )
     assert list((tmp_path / "states").glob("*.safetensors"))
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(cached.state_dict()[name], value, rtol=1e-3, atol=1e-4)

@@ -1,4 +1,6 @@
-"""Drafters that are trained on a frozen target: the loss falls on what it should, runs resume, and what is saved drafts."""
+"""Drafters that are trained on a frozen target: the loss falls on what it should, runs resume, and
+what is saved drafts.
+"""
 
 import json
 import shutil
@@ -48,7 +50,14 @@ SMALL = {
 @pytest.mark.parametrize(("style", "loss"), [("medusa", "ce"), ("medusa", "tv"), ("eagle", "tv")])
 def test_parallelspec_learns(style, loss, folder):
     rows = folder / "rows.jsonl"
-    options = {**OPTIONS, "style": style, "loss": loss, "num_masks": 2, "eval_file": folder / "some.jsonl", "vocab": 24}
+    options = {
+        **OPTIONS,
+        "style": style,
+        "loss": loss,
+        "num_masks": 2,
+        "eval_file": folder / "some.jsonl",
+        "vocab": 24,
+    }
     drafter = train_parallelspec(folder / "target", rows, folder / "out", max_steps=60, **options)
     record = drafter.paradraft["training"]
     assert record["steps"] == 60
@@ -70,13 +79,18 @@ def test_parallelspec_learns(style, loss, folder):
 @pytest.mark.slow
 def test_eagle3_learns(folder):
     rows = folder / "rows.jsonl"
-    tiny_model("llama", num_hidden_layers=8, initializer_range=0.15, dtype=torch.float32).save_pretrained(folder / "deep")
+    tiny_model(
+        "llama", num_hidden_layers=8, initializer_range=0.15, dtype=torch.float32
+    ).save_pretrained(folder / "deep")
     make_tokenizer().save_pretrained(folder / "deep")
     options = {**OPTIONS, "num_draft_tokens": 3, "eval_file": folder / "some.jsonl", "vocab": 24}
-    drafter = train_eagle3(folder / "deep", rows, folder / "out", max_steps=60, cache_dir=folder / "states", **options)
+    drafter = train_eagle3(
+        folder / "deep", rows, folder / "out", max_steps=60, cache_dir=folder / "states", **options
+    )
     record = drafter.paradraft["training"]
     assert record["method"] == "eagle3"
-    assert record["eval"]["eval_acceptance_depth_2"] > 0.6  # 0.50 after one step: the target is sure of little
+    # 0.50 after one step: the target is sure of little
+    assert record["eval"]["eval_acceptance_depth_2"] > 0.6
     assert record["acceptance"]["mean_emitted"] > 1
     again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out")
     assert isinstance(again, hf_paradraft.Eagle3Drafter)
@@ -95,7 +109,14 @@ def test_eagle3_learns(folder):
 def test_a_new_mtp_layer_learns(folder):
     rows = folder / "rows.jsonl"
     options = {**OPTIONS, "eval_file": folder / "some.jsonl", "vocab": 24}
-    drafter = train_mtp(folder / "target", rows, folder / "out", max_steps=60, cache_dir=folder / "states", **options)
+    drafter = train_mtp(
+        folder / "target",
+        rows,
+        folder / "out",
+        max_steps=60,
+        cache_dir=folder / "states",
+        **options,
+    )
     record = drafter.paradraft["training"]
     assert record["method"] == "mtp"
     assert record["eval"]["eval_acceptance_depth_2"] > 0.15
@@ -123,7 +144,9 @@ def test_the_mtp_layer_that_a_target_brings_is_trained_on(folder):
     options = {**OPTIONS, "learning_rate": 1e-9, "max_steps": 1}
     drafter = train_mtp(folder / "brings", folder / "rows.jsonl", folder / "out", **options)
     expected = tensors["mtp_layers.0.input_proj.weight"]
-    torch.testing.assert_close(drafter.layers[0].eh_proj.weight.detach(), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        drafter.layers[0].eh_proj.weight.detach(), expected, rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -133,7 +156,13 @@ def test_blocks_learn(kind, folder):
     heads = {"markov_rank": 4, "block_size": 3} if kind == "dspark" else {"block_size": 4}
     options = {**OPTIONS, **heads, "num_features": 3, "num_layers": 1}
     drafter = RUNS[kind](
-        folder / "target", rows, folder / "out", max_steps=120, eval_file=folder / "some.jsonl", vocab=24, **options
+        folder / "target",
+        rows,
+        folder / "out",
+        max_steps=120,
+        eval_file=folder / "some.jsonl",
+        vocab=24,
+        **options,
     )
     record = drafter.paradraft["training"]
     assert record["eval"]["eval_acceptance_depth_0"] > 0.2
@@ -152,10 +181,22 @@ def test_blocks_learn(kind, folder):
 @pytest.mark.parametrize("what", ["parallelspec", "dspark", "eagle3"])
 def test_a_target_in_bf16_and_a_drafter_in_fp32(what, folder, bf16, caplog):
     if what == "eagle3":
-        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
-    drafter = RUNS[what](folder / "target", folder / "rows.jsonl", folder / "out", max_steps=2, **OPTIONS, **SMALL[what])
+        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(
+            folder / "target"
+        )
+    drafter = RUNS[what](
+        folder / "target",
+        folder / "rows.jsonl",
+        folder / "out",
+        max_steps=2,
+        **OPTIONS,
+        **SMALL[what],
+    )
     assert "run in bfloat16" in caplog.text
-    assert all(parameter.dtype == torch.float32 and parameter.isfinite().all() for parameter in drafter.parameters())
+    assert all(
+        parameter.dtype == torch.float32 and parameter.isfinite().all()
+        for parameter in drafter.parameters()
+    )
     target = AutoModelForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
     again = hf_paradraft.AutoDrafter.from_pretrained(folder / "out", dtype=torch.float32)
     ids = torch.tensor([[1, 2, 3]])
@@ -165,9 +206,21 @@ def test_a_target_in_bf16_and_a_drafter_in_fp32(what, folder, bf16, caplog):
 def test_projections_are_trained_by_muon_unless_another_optimiser_is_asked_for(folder, monkeypatch):
     made = []
     whole = AnchorTrainer.create_optimizer
-    monkeypatch.setattr(AnchorTrainer, "create_optimizer", lambda self, model=None: made.append(whole(self, model)) or made[-1])
+    monkeypatch.setattr(
+        AnchorTrainer,
+        "create_optimizer",
+        lambda self, model=None: made.append(whole(self, model)) or made[-1],
+    )
     for number, more in enumerate([{}, {"optim": "adamw_torch"}]):
-        train_mtp(folder / "target", folder / "some.jsonl", folder / str(number), max_steps=1, **OPTIONS, **SMALL["mtp"], **more)
+        train_mtp(
+            folder / "target",
+            folder / "some.jsonl",
+            folder / str(number),
+            max_steps=1,
+            **OPTIONS,
+            **SMALL["mtp"],
+            **more,
+        )
     assert [type(optimiser).__name__ for optimiser in made] == ["MuonAdamW", "AdamW"]
     muon, _ = made[0].parts
     assert isinstance(muon, torch.optim.Muon)
@@ -176,20 +229,45 @@ def test_projections_are_trained_by_muon_unless_another_optimiser_is_asked_for(f
 
 def test_a_run_of_the_former_optimiser_is_not_gone_on_with(folder):
     options = {**OPTIONS, **SMALL["mtp"]}
-    train_mtp(folder / "target", folder / "some.jsonl", folder / "out", max_steps=1, save_steps=1, **options)
+    train_mtp(
+        folder / "target",
+        folder / "some.jsonl",
+        folder / "out",
+        max_steps=1,
+        save_steps=1,
+        **options,
+    )
     record = folder / "out" / "checkpoint-1" / "run.json"
-    record.write_text(json.dumps({name: value for name, value in json.loads(record.read_text()).items() if name != "optimiser"}))
+    record.write_text(
+        json.dumps(
+            {
+                name: value
+                for name, value in json.loads(record.read_text()).items()
+                if name != "optimiser"
+            }
+        )
+    )
     with pytest.raises(ValueError, match="optimiser: None there, muon now"):
-        train_mtp(folder / "target", folder / "some.jsonl", folder / "out", max_steps=2, resume=True, **options)
+        train_mtp(
+            folder / "target",
+            folder / "some.jsonl",
+            folder / "out",
+            max_steps=2,
+            resume=True,
+            **options,
+        )
 
 
 @pytest.mark.parametrize(("what", "other"), [("mtp", {"new": True}), ("eagle3", {"num_layers": 2})])
 def test_a_trained_drafter_is_gone_on_with(what, other, folder):
-    rows, options, train = folder / "some.jsonl", {**OPTIONS, **SMALL[what], "max_steps": 1}, RUNS[what]
+    rows, options = folder / "some.jsonl", {**OPTIONS, **SMALL[what], "max_steps": 1}
+    train = RUNS[what]
     tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
     first = train(folder / "target", rows, folder / "first", vocab=24, **options)
     more = {"begin_with": folder / "first"}
-    second = train(folder / "target", rows, folder / "second", **{**options, "learning_rate": 1e-9}, **more)
+    second = train(
+        folder / "target", rows, folder / "second", **{**options, "learning_rate": 1e-9}, **more
+    )
     assert torch.equal(second.vocabulary, first.vocabulary)
     for name, tensor in first.state_dict().items():
         torch.testing.assert_close(second.state_dict()[name], tensor, rtol=1e-5, atol=1e-6)
@@ -206,7 +284,9 @@ def test_a_resumed_run_is_the_run_that_would_have_been(what, folder):
     run, options = RUNS[what], {**OPTIONS, **SMALL[what], "lr_scheduler_type": "constant"}
     rows = folder / "rows.jsonl"
     if what == "eagle3":
-        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
+        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(
+            folder / "target"
+        )
     whole = run(folder / "target", rows, folder / "whole", max_steps=8, **options)
     run(folder / "target", rows, folder / "parts", max_steps=4, save_steps=4, **options)
     parts = run(folder / "target", rows, folder / "parts", max_steps=8, resume=True, **options)
@@ -227,21 +307,49 @@ def test_train_commands_write_drafters_that_load(folder):
         "64",
     ]
     made = [
-        ["train", "parallelspec", *common, "--output-dir", str(folder / "p"), "--style", "eagle", "--num-masks", "2"],
-        ["train", "dspark", *common, "--output-dir", str(folder / "d"), "--block-size", "3", "--num-features", "2"],
+        [
+            "train",
+            "parallelspec",
+            *common,
+            "--output-dir",
+            str(folder / "p"),
+            "--style",
+            "eagle",
+            "--num-masks",
+            "2",
+        ],
+        [
+            "train",
+            "dspark",
+            *common,
+            "--output-dir",
+            str(folder / "d"),
+            "--block-size",
+            "3",
+            "--num-features",
+            "2",
+        ],
     ]
     for arguments in made:
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
-    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(folder / "p"), hf_paradraft.ParallelSpecDrafter)
-    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained(folder / "d"), hf_paradraft.DSparkDrafter)
+    assert isinstance(
+        hf_paradraft.AutoDrafter.from_pretrained(folder / "p"), hf_paradraft.ParallelSpecDrafter
+    )
+    assert isinstance(
+        hf_paradraft.AutoDrafter.from_pretrained(folder / "d"), hf_paradraft.DSparkDrafter
+    )
     for what in ("parallelspec", "dspark"):
         shown = CliRunner().invoke(app, ["train", what, "--help"]).output
         assert "Example" in shown
 
 
 BAD = {
-    "style": (train_parallelspec, {"style": "hydra"}, "style is 'hydra', and has to be medusa or eagle"),
+    "style": (
+        train_parallelspec,
+        {"style": "hydra"},
+        "style is 'hydra', and has to be medusa or eagle",
+    ),
     "loss": (train_parallelspec, {"loss": "kl"}, "loss is 'kl', and has to be ce or tv"),
     "masks": (train_parallelspec, {"num_masks": 0}, "num_masks must be at least 1, but is 0"),
     "context": (train_parallelspec, {"max_length": 4096}, "longer than the model's context"),
@@ -258,7 +366,12 @@ BAD = {
 def test_bad_options(what, folder):
     run, options, message = BAD[what]
     with pytest.raises(ValueError, match=message):
-        run(folder / "target", folder / "rows.jsonl", folder / "out", **{**OPTIONS, "max_steps": 1, **options})
+        run(
+            folder / "target",
+            folder / "rows.jsonl",
+            folder / "out",
+            **{**OPTIONS, "max_steps": 1, **options},
+        )
     assert not (folder / "out").exists() or not any((folder / "out").iterdir())
 
 

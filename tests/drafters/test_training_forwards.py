@@ -1,4 +1,6 @@
-"""What training sees is what is drafted: rows, blocks and steps give the logits that the drafter gives behind the same text."""
+"""What training sees is what is drafted: rows, blocks and steps give the logits that the drafter
+gives behind the same text.
+"""
 
 import pytest
 import torch
@@ -19,23 +21,31 @@ from hf_paradraft.training.unrolled import Unrolled
 
 @torch.no_grad()
 def test_a_row_at_the_end_of_learned_positions():
-    """Its neighbours' masks, which it does not need, would have no positions; nor has the padding of a row that is whole."""
+    """Its neighbours' masks, which it does not need, would have no positions; nor has the padding
+    of a row that is whole.
+    """
     target = tiny_model("gpt2", max_position_embeddings=16)
     drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 4)
     drafting, text = drafter.start_drafting(target, 16), torch.arange(16)[None]
     for whole, end in ((15, 0), (16, 15), (16, 16)):
         short, length = text[:, : whole - 7], 0 if end == 0 else end - 7
-        guesses = drafting.propose([Prefix(text[:, :whole], 16 - whole, end), Prefix(short, 4, length)])
+        guesses = drafting.propose(
+            [Prefix(text[:, :whole], 16 - whole, end), Prefix(short, 4, length)]
+        )
         if end < 16:
-            torch.testing.assert_close(guesses[1].logits, drafter.draft_logits(short, None, 4)[0], rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(
+                guesses[1].logits, drafter.draft_logits(short, None, 4)[0], rtol=1e-3, atol=1e-4
+            )
             assert len(guesses[0].logits) == 16 - whole
 
 
 @pytest.mark.parametrize("style", ["medusa", "eagle"])
 def test_layers_of_a_target_whose_kinds_differ_in_size(style, prompt):
     config = Gemma4TextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, global_head_dim=16, layer_types=["sliding_attention", "full_attention"] * 2, hidden_size_per_layer_input=0,
+        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2,
+        head_dim=8, global_head_dim=16, layer_types=["sliding_attention", "full_attention"] * 2,
+        hidden_size_per_layer_input=0,
     )  # fmt: skip
     target = AutoModelForCausalLM.from_config(config).eval()
     drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, style, 3)
@@ -47,11 +57,15 @@ def test_layers_of_a_target_whose_kinds_differ_in_size(style, prompt):
 @torch.no_grad()
 @pytest.mark.parametrize("style", ["medusa", "eagle"])
 def test_training_rows_are_what_is_drafted(style):
-    """The logits of a row `(d, t)` in training are those that the drafter gives behind the first `t - d + 1` tokens."""
+    """The logits of a row `(d, t)` in training are those that the drafter gives behind the first `t
+    - d + 1` tokens.
+    """
     target = tiny_model("llama", num_hidden_layers=3)
     drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, style, 2)
     ids = [3, 1, 4, 1, 5, 9, 2, 6]
-    batch = RowCollator(0, CodConfig(3, 1.0, 1.0))([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:5], "labels": ids[:5]}])
+    batch = RowCollator(0, CodConfig(3, 1.0, 1.0))(
+        [{"input_ids": ids, "labels": ids}, {"input_ids": ids[:5], "labels": ids[:5]}]
+    )
     batch.pop("labels")
     text = torch.tensor([ids])
     states = states_of(target, ("normed",), text, torch.ones_like(text, dtype=torch.bool))["normed"]
@@ -63,7 +77,8 @@ def test_training_rows_are_what_is_drafted(style):
     logits, _ = drafter(**batch, columns=columns, features=features)
     for row, length in ((0, 8), (1, 5)):
         for column in columns.tolist():
-            depth, position = int(batch["depths"][row, column]), int(batch["position_ids"][row, column])
+            depth = int(batch["depths"][row, column])
+            position = int(batch["position_ids"][row, column])
             seen = position - depth + 1
             if depth < 0 or seen < 2 or seen > length:
                 continue
@@ -75,7 +90,9 @@ def test_training_rows_are_what_is_drafted(style):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn", "dflash"])
 def test_training_blocks_are_what_is_drafted(kind):
-    """The logits of a slot in training are those behind its anchor, with the text's own tokens before."""
+    """The logits of a slot in training are those behind its anchor, with the text's own tokens
+    before.
+    """
     target = tiny_model("llama", num_hidden_layers=6)
     if kind == "dflash":
         drafter = hf_paradraft.DFlashDrafter.from_target(target, 31, block_size=4, num_features=3)
@@ -86,7 +103,9 @@ def test_training_blocks_are_what_is_drafted(kind):
         torch.nn.init.normal_(drafter.markov.after.weight)
         torch.nn.init.normal_(drafter.markov.before.weight)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
+    batch = AnchorCollator(4, 3)(
+        [{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}]
+    )
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
     guesses = slots(drafter, batch, states_of(target, drafter.features, batch["input_ids"], seen))
     assert (batch["labels"] != -100).any()
@@ -96,41 +115,59 @@ def test_training_blocks_are_what_is_drafted(kind):
                 assert (batch["labels"][row, index] == -100).all()
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
-            given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
-            states = drafter.block_states(text, {key: states[:, :-1] for key, states in given.items()})
+            given = states_of(
+                target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
+            )
+            states = drafter.block_states(
+                text, {key: states[:, :-1] for key, states in given.items()}
+            )
             before = batch["input_ids"][row, anchor : anchor + 3]
             expected = drafter.base_logits(states)[0]
             if kind != "dflash":
                 expected = expected + drafter.markov.along(before, states[0])
-            torch.testing.assert_close(guesses["logits"][row, index], expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                guesses["logits"][row, index], expected, rtol=1e-4, atol=1e-4
+            )
             following = [ids[anchor + 1 + k] if anchor + 1 + k < length else -100 for k in range(3)]
             assert batch["labels"][row, index].tolist() == following
 
 
 @torch.no_grad()
 def test_training_steps_are_what_is_drafted():
-    """The logits of a step in training are those of the drafter behind the text's own tokens, read one after the other."""
+    """The logits of a step in training are those of the drafter behind the text's own tokens, read
+    one after the other.
+    """
     target = tiny_model("llama", num_hidden_layers=8)
     drafter = hf_paradraft.Eagle3Drafter.from_target(target, 3)
     torch.nn.init.normal_(drafter.fc.weight, std=0.3)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
-    batch = AnchorCollator(4, 3)([{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}])
+    batch = AnchorCollator(4, 3)(
+        [{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}]
+    )
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    guesses = Unrolled(drafter, drafter, 3)(batch, states_of(target, drafter.features, batch["input_ids"], seen))
+    guesses = Unrolled(drafter, drafter, 3)(
+        batch, states_of(target, drafter.features, batch["input_ids"], seen)
+    )
     checked = 0
     for row in range(2):
         for index, anchor in enumerate(batch["anchors"][row].tolist()):
             if anchor < 0:
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
-            given = states_of(target, drafter.features, text, torch.ones_like(text, dtype=torch.bool))
+            given = states_of(
+                target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
+            )
             drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
-            logits = drafting.logits_behind(text, {key: states[:, :-1] for key, states in given.items()}, 1)
+            logits = drafting.logits_behind(
+                text, {key: states[:, :-1] for key, states in given.items()}, 1
+            )
             expected = [logits[0, -1]]
             for step in (1, 2):
                 token = batch["input_ids"][row, anchor + step : anchor + step + 1]
                 expected.append(drafting.extend([token], [[step - 2]])[0][0])
-            torch.testing.assert_close(guesses["logits"][row, index], torch.stack(expected), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                guesses["logits"][row, index], torch.stack(expected), rtol=1e-4, atol=1e-4
+            )
             checked += 1
     assert checked > 4
 
@@ -147,7 +184,11 @@ def test_group_wise_losses_count_every_depth(tmp_path):
     ids = [3, 1, 4, 1, 5]
     cod = CodConfig(3, 1.0, 1.0)
     trainer = ParallelSpecTrainer(
-        drafter, arguments, target, cod, train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids, "length": 5}])
+        drafter,
+        arguments,
+        target,
+        cod,
+        train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids, "length": 5}]),
     )
     batch = RowCollator(0, cod)([{"input_ids": ids, "labels": ids}])
     with torch.no_grad():
@@ -155,6 +196,8 @@ def test_group_wise_losses_count_every_depth(tmp_path):
         losses = []
         for depth in range(3):
             for length in range(1, 5 - depth):
-                logits = drafter.eval().draft_logits(torch.tensor([ids[:length]]), None, depth + 1)[0, depth]
+                logits = drafter.eval().draft_logits(torch.tensor([ids[:length]]), None, depth + 1)[
+                    0, depth
+                ]
                 losses.append(-logits.log_softmax(-1)[ids[length + depth]])
     assert loss.item() == pytest.approx(torch.stack(losses).mean().item(), abs=1e-4)

@@ -1,4 +1,6 @@
-"""transformers' own way to run a DFlash drafter, beside this loop: the same file, the same rounds."""
+"""transformers' own way to run a DFlash drafter, beside this loop: the same file, the same
+rounds.
+"""
 
 import torch
 from layouts import LAYOUTS, write
@@ -14,9 +16,15 @@ OPTIONS = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": None, "pad_
 
 def test_chains_are_those_of_transformers(tmp_path, monkeypatch):
     config, tensors = LAYOUTS["transformers"]()
-    small = {"layer_types": ["full_attention"] * 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    small = {
+        "layer_types": ["full_attention"] * 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
     folder = write(tmp_path, {**config, **small}, tensors)
-    target, theirs = tiny_model(num_hidden_layers=8, dtype=torch.float32), AutoModel.from_pretrained(folder).eval()
+    target = tiny_model(num_hidden_layers=8, dtype=torch.float32)
+    theirs = AutoModel.from_pretrained(folder).eval()
     asked: list[tuple[int, list[int]]] = []
     get = DFlashTokenCandidateGenerator.get_candidates
 
@@ -36,5 +44,6 @@ def test_chains_are_those_of_transformers(tmp_path, monkeypatch):
         rounds.append((length, entry.drafted))
         length += len(entry.emitted)
     roomy = [asked_ for asked_ in asked if asked_[0] + 4 < length]
-    assert rounds[: len(roomy)] == roomy  # nearer to the end only so many are drafted as can be used
+    # nearer to the end only so many are drafted as can be used
+    assert rounds[: len(roomy)] == roomy
     assert any(len(entry.accepted) for entry in drafter.last_stats.trace)

@@ -23,7 +23,9 @@ TARGETS = ["llama", "qwen3", "mistral-sliding", "gpt2"]
 
 @torch.no_grad()
 def two_forwards(target, adapted, ids, noise):
-    """The formula by PEFT alone: text and newest token without the adapter, then noise with it over their keys and values."""
+    """The formula by PEFT alone: text and newest token without the adapter, then noise with it over
+    their keys and values.
+    """
     cache = DynamicCache(config=target.config)
     given = with_cache(target, cache)
     logits = [target(ids, use_cache=True, **given).logits[:, -1:]]
@@ -37,7 +39,9 @@ def features_behind(target, ids):
     cache = DynamicCache(config=target.config)
     target(ids[:, :-1], use_cache=True, **with_cache(target, cache))
     return {
-        KeyValues(index): torch.cat([part.transpose(1, 2).flatten(2) for part in (layer.keys, layer.values)], dim=-1)
+        KeyValues(index): torch.cat(
+            [part.transpose(1, 2).flatten(2) for part in (layer.keys, layer.values)], dim=-1
+        )
         for index, layer in enumerate(cache.layers)
     }
 
@@ -53,11 +57,16 @@ def test_logits_are_those_of_peft(kind, length):
     noise = noise_at(torch.arange(length, length + 3), target.config.vocab_size).expand(2, -1)
     logits = drafter.draft_logits(ids, features_behind(target, ids), 4)
     torch.testing.assert_close(logits, two_forwards(target, adapted, ids, noise))
-    # Others are told apart: the adapter in the newest token's row too, other noise, and noise that sees no noise.
+    # Others are told apart: the adapter in the newest token's row too, other noise, and noise that
+    # sees no noise.
     everywhere = two_forwards(adapted.get_base_model(), adapted, ids, noise)
     other = two_forwards(target, adapted, ids, noise + 1)
     alone = two_forwards(target, adapted, ids, noise[:, 2:])
-    for wrong, right in ((everywhere, logits), (other[:, 1:], logits[:, 1:]), (alone[:, 1:], logits[:, 3:])):
+    for wrong, right in (
+        (everywhere, logits),
+        (other[:, 1:], logits[:, 1:]),
+        (alone[:, 1:], logits[:, 3:]),
+    ):
         assert (wrong - right).abs().max() > 1e-3
 
 
@@ -71,10 +80,15 @@ def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(kind, size):
     options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, "attention_mask": SEEN}
     assert_lossless(target, drafter, PROMPTS, max_new_tokens=24, **options)
     assert drafter.last_stats.acceptance_by_position[0] == 1  # the first guess is the target's own
-    assert all(torch.equal(before[name], parameter) for name, parameter in target.state_dict().items())
+    assert all(
+        torch.equal(before[name], parameter) for name, parameter in target.state_dict().items()
+    )
     assert all(parameter.requires_grad for parameter in target.parameters())
     if kind in ("llama", "qwen3"):
-        assert check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options)) > 5
+        assert (
+            check_guesses(drafter, target, guesses_of_a_call(drafter, target, PROMPTS, **options))
+            > 5
+        )
 
 
 def test_a_seed_has_its_own_text():
@@ -103,7 +117,9 @@ def test_saved_and_loaded(tmp_path):
     features = features_behind(target, ids)
     assert torch.equal(again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
     assert ("rank", 4) in describe_kind(UnoDrafter, DrafterFolder(tmp_path))
-    (tmp_path / "paradraft.json").unlink()  # as others publish it, an adapter does not say whose it is
+    (
+        tmp_path / "paradraft.json"
+    ).unlink()  # as others publish it, an adapter does not say whose it is
     with pytest.raises(ValueError, match=r"UnoDrafter\.from_pretrained if it is UNO's"):
         AutoDrafter.from_pretrained(tmp_path)
     assert UnoDrafter.from_pretrained(tmp_path).speculation_config == SpeculationConfig(5)
@@ -138,7 +154,9 @@ def test_targets_that_it_was_not_made_for_are_refused():
         drafter.attach(tiny_model("gemma4"))
     with pytest.raises(ValueError, match="does not fit"):
         drafter.attach(tiny_model("llama", num_hidden_layers=1))
-    tensors = {name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in drafter.tensors.items()}
+    tensors = {
+        name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in drafter.tensors.items()
+    }
     routed = UnoDrafter(drafter.config, tensors)
     with pytest.raises(ValueError, match="changes experts"):
         routed.attach(tiny_model("llama"))
@@ -151,7 +169,10 @@ def test_a_batch_fills_learned_positions():
     target = tiny_model("gpt2", max_position_embeddings=32)
     drafter = with_noise_adapter(target, std=0.05)[1]
     drafter.speculation_config.never_slower = False
-    prompts = [torch.randint(1, 28, (size,), generator=torch.Generator().manual_seed(size)).tolist() for size in (20, 13, 5)]
+    prompts = [
+        torch.randint(1, 28, (size,), generator=torch.Generator().manual_seed(size)).tolist()
+        for size in (20, 13, 5)
+    ]
     assert_lossless(target, drafter, prompts, max_new_tokens=13, eos_token_id=None)
 
 
@@ -166,8 +187,16 @@ def test_a_target_that_is_resized_between_calls(prompt):
 
 def test_a_target_that_flattens_its_texts_is_refused(prompt):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 32, "hidden_size": 32, "ffn_dim": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    target = OPTForCausalLM(OPTConfig(**sizes, max_position_embeddings=64, word_embed_proj_dim=32)).eval()
+    sizes = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "ffn_dim": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    target = OPTForCausalLM(
+        OPTConfig(**sizes, max_position_embeddings=64, word_embed_proj_dim=32)
+    ).eval()
     drafter = with_noise_adapter(target, std=0.05)[1]
     with pytest.raises(ValueError, match="see rows without their texts"):
         target.generate(prompt, assistant_model=drafter, max_new_tokens=4)

@@ -8,15 +8,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / "peers.py"})  # which wants packages of others
+# which wants packages of others
+EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / "peers.py"})
 
-SAID = "per round", "tokens a round", "ParallelSpecDrafter", "accepted_prediction_tokens=", "AutoDrafter.from_pretrained(…)"
+SAID = (
+    "per round",
+    "tokens a round",
+    "ParallelSpecDrafter",
+    "accepted_prediction_tokens=",
+    "AutoDrafter.from_pretrained(…)",
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
 def test_examples_run(script, tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(
+        [sys.executable, script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert result.returncode == 0, result.stderr
     assert any(said in result.stdout + result.stderr for said in SAID)

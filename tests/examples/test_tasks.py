@@ -1,4 +1,6 @@
-"""The generators: right by their own check, split without overlap, and hard to please by accident."""
+"""The generators: right by their own check, split without overlap, and hard to please by
+accident.
+"""
 
 from itertools import islice, pairwise
 
@@ -11,7 +13,9 @@ from examples.family.tasks import CATEGORIES, is_held_out, tasks
 def test_reference_answers_are_right_and_others_are_not(category):
     made = list(islice(tasks(category, 5, False), 200))
     assert all(task.is_right(task.answer) for task in made)
-    assert not any(task.is_right("") or task.is_right(task.answer[: len(task.answer) // 2]) for task in made)
+    assert not any(
+        task.is_right("") or task.is_right(task.answer[: len(task.answer) // 2]) for task in made
+    )
     wrong = sum(task.is_right(other.answer) for task, other in pairwise(made))
     assert wrong < 10
 

@@ -1,7 +1,9 @@
-"""Golden rounds: what each round drafts, accepts and emits, for kinds × rules × shapes × sequences, on a clock of its own.
+"""Golden rounds: what each round drafts, accepts and emits, for kinds × rules × shapes × sequences,
+on a clock of its own.
 
-Time goes by in forwards alone, by their rows, so what is decided by it depends on no machine. `python -m tests.golden.rounds`
-compares with what was recorded, `--record` records anew, and `--show CASE` prints the rounds of a case.
+Time goes by in forwards alone, by their rows, so what is decided by it depends on no machine.
+`python -m tests.golden.rounds` compares with what was recorded, `--record` records anew, and
+`--show CASE` prints the rounds of a case.
 """
 
 import argparse
@@ -15,7 +17,8 @@ from pathlib import Path
 
 HOME = tempfile.TemporaryDirectory(prefix="paradraft-golden-")
 os.environ.update(HF_HOME=HOME.name, HF_HUB_OFFLINE="1")
-os.environ.update(ATEN_CPU_CAPABILITY="avx2", OMP_NUM_THREADS="1")  # before torch: near-ties fall alike on every CPU
+# before torch: near-ties fall alike on every CPU
+os.environ.update(ATEN_CPU_CAPABILITY="avx2", OMP_NUM_THREADS="1")
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT.parent)]
 
@@ -35,11 +38,17 @@ NEW = 24
 KINDS = {
     "pard": lambda target: near_copy(target, 0.05),
     "autoregressive": lambda target: hf_paradraft.AutoregressiveDrafter(near_copy(target, 0.05)),
-    "ppd": lambda target: hf_paradraft.PpdDrafter.from_model(with_prompts(target, 2, calibrated=True)),
-    "prompted": lambda target: hf_paradraft.PromptedDrafter(with_prompts(near_copy(target, 0.05), 2)),
+    "ppd": lambda target: hf_paradraft.PpdDrafter.from_model(
+        with_prompts(target, 2, calibrated=True)
+    ),
+    "prompted": lambda target: hf_paradraft.PromptedDrafter(
+        with_prompts(near_copy(target, 0.05), 2)
+    ),
     "uno": lambda target: with_noise_adapter(target, std=0.05)[1],
     "n-grams": lambda target: hf_paradraft.NgramDrafter(),
-    "dspark": lambda target: hf_paradraft.DSparkDrafter.from_target(target, MASK, 1, 6, 2, markov_rank=4),
+    "dspark": lambda target: hf_paradraft.DSparkDrafter.from_target(
+        target, MASK, 1, 6, 2, markov_rank=4
+    ),
     "dflash": lambda target: hf_paradraft.DFlashDrafter.from_target(target, MASK, 1, 7, 2),
     "medusa": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 5),
     "eagle": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 5),
@@ -48,8 +57,20 @@ KINDS = {
 RULES = {"greedy": False, "sample_match": True, "rejection": True, "typical": True}
 CASES = [
     "/".join(case)
-    for case in product(KINDS, RULES, ("chain", "9", "auto"), ("one", "three", "joined"), ("free", "adaptive"), ("", "copies"))
-    if not (case[5] and (case[0] not in ("pard", "dflash", "autoregressive", "n-grams") or case[1] == "rejection"))
+    for case in product(
+        KINDS,
+        RULES,
+        ("chain", "9", "auto"),
+        ("one", "three", "joined"),
+        ("free", "adaptive"),
+        ("", "copies"),
+    )
+    if not (
+        case[5]
+        and (
+            case[0] not in ("pard", "dflash", "autoregressive", "n-grams") or case[1] == "rejection"
+        )
+    )
     and not (case[4] == "adaptive" and case[1] in ("rejection", "typical"))
     and not (case[3] == "joined" and case[1] in ("rejection", "typical"))
 ]
@@ -58,7 +79,9 @@ CASES = [
 class Clock:
     """Seconds that pass in forwards alone: a fixed part, and one for each row."""
 
-    __module__ = "hf_paradraft.golden"  # a hook of the library's own: the target is as its class made it
+    __module__ = (
+        "hf_paradraft.golden"  # a hook of the library's own: the target is as its class made it
+    )
 
     def __init__(self):
         self.now = 0.0
@@ -87,7 +110,9 @@ def set_clock(clock):
 
 
 def trace_of(case):
-    """Run a case: for each call its ids, and (row, drafted, parents, accepted, emitted) of each round and sequence."""
+    """Run a case: for each call its ids, and (row, drafted, parents, accepted, emitted) of each
+    round and sequence.
+    """
     kind, rule, shape, sequences, pace, copies = case.split("/")
     target = tiny_model(num_hidden_layers=7 if kind == "eagle3" else 2)
     drafter, clock = KINDS[kind](target), Clock()
@@ -113,7 +138,9 @@ def trace_of(case):
     if sequences == "joined":
         return joined(target, drafter, options)
     prompts = PROMPTS[:1] if sequences == "one" else PROMPTS
-    made = target.generate(**left_padded(prompts), assistant_model=drafter, return_dict_in_generate=True, **options)
+    made = target.generate(
+        **left_padded(prompts), assistant_model=drafter, return_dict_in_generate=True, **options
+    )
     return [call_of(made.sequences, made.speculation)]
 
 
@@ -123,7 +150,15 @@ def joined(target, drafter, options):
     for seed, prompt in enumerate(PROMPTS):
         ids = torch.tensor([prompt])
         generator = torch.Generator().manual_seed(seed)
-        joining = begin(target, ids, drafter, generator, attention_mask=torch.ones_like(ids), pad_token_id=0, **options)
+        joining = begin(
+            target,
+            ids,
+            drafter,
+            generator,
+            attention_mask=torch.ones_like(ids),
+            pad_token_id=0,
+            **options,
+        )
         calls += joining.calls
         while joining.read_piece():
             pass
@@ -140,12 +175,17 @@ def joined(target, drafter, options):
 
 
 def call_of(ids, stats):
-    rounds = [[one.row, list(one.drafted), list(one.parents), one.accepted, one.emitted] for one in stats.trace]
+    rounds = [
+        [one.row, list(one.drafted), list(one.parents), one.accepted, one.emitted]
+        for one in stats.trace
+    ]
     return {"ids": ids.tolist(), "rounds": rounds}
 
 
 def digest(trace):
-    """What is recorded of a case: how many rounds it had, tokens drafted and accepted, and a hash of everything."""
+    """What is recorded of a case: how many rounds it had, tokens drafted and accepted, and a hash
+    of everything.
+    """
     rounds = [one for call in trace for one in call["rounds"]]
     counts = len(rounds), sum(len(one[1]) for one in rounds), sum(len(one[3]) for one in rounds)
     return [*counts, hashlib.sha256(json.dumps(trace).encode()).hexdigest()[:12]]
@@ -163,12 +203,20 @@ def main():
         return
     found = {case: digest(trace_of(case)) for case in CASES if case.startswith(options.only)}
     if options.record:
-        lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(seen)}" for case, seen in found.items())
+        lines = ",\n".join(
+            f"{json.dumps(case)}: {json.dumps(seen)}" for case, seen in found.items()
+        )
         RECORDED.write_text(f"{{\n{lines}\n}}\n")
         return
     recorded = json.loads(RECORDED.read_text())
-    differing = [f"{case}: {recorded.get(case)} was, {seen} is" for case, seen in found.items() if recorded.get(case) != seen]
-    print(*differing, f"{len(found) - len(differing)} of {len(found)} cases are as recorded", sep="\n")
+    differing = [
+        f"{case}: {recorded.get(case)} was, {seen} is"
+        for case, seen in found.items()
+        if recorded.get(case) != seen
+    ]
+    print(
+        *differing, f"{len(found) - len(differing)} of {len(found)} cases are as recorded", sep="\n"
+    )
     sys.exit(bool(differing))
 
 

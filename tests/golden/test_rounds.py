@@ -1,4 +1,6 @@
-"""The golden rounds are as they were recorded: `python -m tests.golden.rounds --record` records them anew."""
+"""The golden rounds are as they were recorded: `python -m tests.golden.rounds --record` records
+them anew.
+"""
 
 import subprocess
 import sys
@@ -6,7 +8,19 @@ from pathlib import Path
 
 import pytest
 
-KINDS = ["pard", "autoregressive", "ppd", "prompted", "uno", "n-grams", "dspark", "dflash", "medusa", "eagle/", "eagle3"]
+KINDS = [
+    "pard",
+    "autoregressive",
+    "ppd",
+    "prompted",
+    "uno",
+    "n-grams",
+    "dspark",
+    "dflash",
+    "medusa",
+    "eagle/",
+    "eagle3",
+]
 
 
 @pytest.mark.slow

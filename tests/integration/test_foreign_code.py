@@ -1,4 +1,6 @@
-"""Code of others around a call: processors, criteria, drafters that draw, hooks, caches and attention of their own."""
+"""Code of others around a call: processors, criteria, drafters that draw, hooks, caches and
+attention of their own.
+"""
 
 import copy
 import gc
@@ -31,7 +33,13 @@ def texts(target, drafter, seed=None, ids=IDS, **options):
     for assistant in (None, drafter):
         torch.manual_seed(seed or 0)
         own = {name: value() if callable(value) else value for name, value in options.items()}
-        own = {"max_new_tokens": 24, "eos_token_id": None, "pad_token_id": 0, "do_sample": seed is not None, **own}
+        own = {
+            "max_new_tokens": 24,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+            "do_sample": seed is not None,
+            **own,
+        }
         made.append(target.generate(ids, assistant_model=assistant, **own))
     return made
 
@@ -71,12 +79,16 @@ class Draws(hf_paradraft.NgramDrafter):
 
 
 def with_dropout(target):
-    drafter = hf_paradraft.AutoregressiveDrafter(GPT2LMHeadModel(ARCHITECTURES["gpt2"]()).double().train())
+    drafter = hf_paradraft.AutoregressiveDrafter(
+        GPT2LMHeadModel(ARCHITECTURES["gpt2"]()).double().train()
+    )
     drafter.speculation_config = WITHOUT_A_REST
     return drafter
 
 
-@pytest.mark.parametrize("drafter_of", [with_dropout, lambda target: Draws(speculation_config=WITHOUT_A_REST)])
+@pytest.mark.parametrize(
+    "drafter_of", [with_dropout, lambda target: Draws(speculation_config=WITHOUT_A_REST)]
+)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_what_a_drafter_draws_is_none_of_the_targets(drafter_of, rows):
     target = tiny_model("gpt2")
@@ -107,7 +119,9 @@ class Maybe(StoppingCriteria):
 def test_a_criterion_that_draws_in_a_batch():
     drafter = hf_paradraft.NgramDrafter(speculation_config=WITHOUT_A_REST)
     for seed in range(1, 5):
-        assert same(tiny_model(), drafter, seed, ids=IDS.repeat(2, 1), stopping_criteria=lambda: [Maybe()])
+        assert same(
+            tiny_model(), drafter, seed, ids=IDS.repeat(2, 1), stopping_criteria=lambda: [Maybe()]
+        )
 
 
 def misreads(target):
@@ -139,7 +153,9 @@ def test_code_that_was_edited_and_kept_its_name():
             def forward(self, *args, **kwargs):
                 output = super().forward(*args, **kwargs)
                 if edited:
-                    output.logits = torch.cat([output.logits[:, :-1], output.logits[:, -1:].flip(-1)], 1)
+                    output.logits = torch.cat(
+                        [output.logits[:, :-1], output.logits[:, -1:].flip(-1)], 1
+                    )
                 return output
 
         return MyLlama(tiny_model().config).double().eval()
@@ -170,7 +186,10 @@ class Sink(DynamicCache):
         read = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
         if key_states.shape[2] == 1 and layer.keys.shape[2] > 12:
-            layer.keys, layer.values = (torch.cat([part[:, :, :4], part[:, :, -8:]], 2) for part in (layer.keys, layer.values))
+            layer.keys, layer.values = (
+                torch.cat([part[:, :, :4], part[:, :, -8:]], 2)
+                for part in (layer.keys, layer.values)
+            )
         return read
 
 
@@ -180,7 +199,9 @@ def test_a_cache_that_evicts_is_refused():
         texts(target, near_copy(target), **{CACHE: lambda: Sink(config=target.config)})
     plain, _ = texts(target, None, **{CACHE: lambda: Sink(config=target.config)})
     with hf_paradraft.set_drafter(target, near_copy(target)):
-        assert torch.equal(texts(target, None, **{CACHE: lambda: Sink(config=target.config)})[0], plain)
+        assert torch.equal(
+            texts(target, None, **{CACHE: lambda: Sink(config=target.config)})[0], plain
+        )
 
 
 def test_hooks_that_press_long_prompts():
@@ -211,9 +232,17 @@ def test_hooks_of_others_are_told_of(caplog):
 
 def test_the_time_of_a_look_is_not_the_texts(monkeypatch):
     """The first call on a machine had a token, for the time was up."""
-    monkeypatch.setattr("hf_paradraft.integration.hook.check_reads", lambda *args, **kwargs: time.sleep(1.0))
+    monkeypatch.setattr(
+        "hf_paradraft.integration.hook.check_reads", lambda *args, **kwargs: time.sleep(1.0)
+    )
     target = tiny_model()
-    text = target.generate(IDS, assistant_model=hf_paradraft.NgramDrafter(), max_time=0.9, max_new_tokens=5, do_sample=False)
+    text = target.generate(
+        IDS,
+        assistant_model=hf_paradraft.NgramDrafter(),
+        max_time=0.9,
+        max_new_tokens=5,
+        do_sample=False,
+    )
     assert text.shape[1] == IDS.shape[1] + 5
 
 

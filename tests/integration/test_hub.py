@@ -1,4 +1,6 @@
-"""Drafters go to a Hub and come back as they were: the real client and real HTTP, on this machine."""
+"""Drafters go to a Hub and come back as they were: the real client and real HTTP, on this
+machine.
+"""
 
 import json
 import os
@@ -53,7 +55,10 @@ def test_a_ppd_adapter_comes_back_bit_for_bit(hub, tmp_path, prompt):
     assert torch.equal(of_model.prompts, drafter.prompts)
     of_model.push_to_hub(f"{USER}/again")
     drafter.push_to_hub(f"{USER}/third")
-    files = [hub.files(name)["adapter_model.safetensors"] for name in (REPO, f"{USER}/again", f"{USER}/third")]
+    files = [
+        hub.files(name)["adapter_model.safetensors"]
+        for name in (REPO, f"{USER}/again", f"{USER}/third")
+    ]
     assert files[0] == files[1] == files[2]
     target, options = tiny_model(), {"do_sample": False, "max_new_tokens": 12}
     plain = target.generate(prompt, **options)
@@ -86,7 +91,9 @@ def test_private_branches_and_proposals(hub, tmp_path):
     assert "model.safetensors" in hub.files(REPO, "next")
     assert hf_paradraft.AutoDrafter.from_pretrained(REPO, revision="next").mask_token_id == 31
     with pytest.raises(OSError, match="neither a folder here nor a model"):
-        hf_paradraft.AutoDrafter.from_pretrained(REPO, revision="next", token=False, cache_dir=tmp_path / "cache")
+        hf_paradraft.AutoDrafter.from_pretrained(
+            REPO, revision="next", token=False, cache_dir=tmp_path / "cache"
+        )
 
 
 def test_folders_that_cannot_be_published(hub, tmp_path):
@@ -95,13 +102,21 @@ def test_folders_that_cannot_be_published(hub, tmp_path):
         push_folder(tmp_path / "empty", REPO)
     folder = pard_folder(tmp_path)
     for name in ("secrets.json", ".env.json", "notes.txt", "optimizer.safetensors"):
-        (folder / name).write_bytes((folder / "model.safetensors").read_bytes() if name.endswith("s") else b"{}")
+        (folder / name).write_bytes(
+            (folder / "model.safetensors").read_bytes() if name.endswith("s") else b"{}"
+        )
     push_folder(folder, f"{USER}/clean")
-    assert not {"secrets.json", ".env.json", "notes.txt", "optimizer.safetensors"} & set(hub.files(f"{USER}/clean"))
+    assert not {"secrets.json", ".env.json", "notes.txt", "optimizer.safetensors"} & set(
+        hub.files(f"{USER}/clean")
+    )
     hub.reset()
     (folder / "optimizer.safetensors").unlink()
     config = json.loads((folder / "config.json").read_text())
-    plain = {key: value for key, value in config.items() if key not in ("pard_token", "mask_token_id", "ptd_token_id")}
+    plain = {
+        key: value
+        for key, value in config.items()
+        if key not in ("pard_token", "mask_token_id", "ptd_token_id")
+    }
     for other, message in (
         (plain, "no mask token"),
         ({**config, "pard2": True}, "PARD-2"),
@@ -128,14 +143,23 @@ def test_folders_that_cannot_be_published(hub, tmp_path):
 def test_a_repositorys_code_is_never_run(hub, tmp_path, monkeypatch):
     folder = pard_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
-    odd = {**config, "model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"}}
+    odd = {
+        **config,
+        "model_type": "evil",
+        "auto_map": {"AutoConfig": "configuration_evil.EvilConfig"},
+    }
     (folder / "config.json").write_text(json.dumps(odd))
     (folder / "configuration_evil.py").write_text("raise SystemExit('ran')")
     monkeypatch.setattr("builtins.input", lambda *_: "y")
-    for load in (lambda: hf_paradraft.AutoDrafter.from_pretrained(folder), lambda: push_folder(folder, REPO)):
+    for load in (
+        lambda: hf_paradraft.AutoDrafter.from_pretrained(folder),
+        lambda: push_folder(folder, REPO),
+    ):
         with pytest.raises((ValueError, OSError)):
             load()
-    assert isinstance(CliRunner().invoke(app, ["info", str(folder)]).exception, (ValueError, OSError))
+    assert isinstance(
+        CliRunner().invoke(app, ["info", str(folder)]).exception, (ValueError, OSError)
+    )
 
 
 def test_push_and_info_commands_work_on_the_hub(hub, tmp_path):
@@ -162,12 +186,19 @@ def test_weights_in_pieces_and_whole_replace_each_other(hub, tmp_path):
         make_tokenizer().save_pretrained(tmp_path / str(number))
         before = len(hub.repos["models", REPO].commits) if number else 0
         push_folder(tmp_path / str(number), REPO)
-        assert len(hub.repos["models", REPO].commits) - before <= 2  # an empty one where it was made
+        # an empty one where it was made
+        assert len(hub.repos["models", REPO].commits) - before <= 2
         names = set(hub.files(REPO))
         assert ("model.safetensors" in names) == (size == "5GB")
-        assert any(name.startswith("model-0") for name in names) == ("model.safetensors.index.json" in names) == (size != "5GB")
+        assert (
+            any(name.startswith("model-0") for name in names)
+            == ("model.safetensors.index.json" in names)
+            == (size != "5GB")
+        )
         pulled = hf_paradraft.AutoDrafter.from_pretrained(REPO).state_dict()
-        assert all(torch.equal(pulled[name], tensor) for name, tensor in drafter.state_dict().items())
+        assert all(
+            torch.equal(pulled[name], tensor) for name, tensor in drafter.state_dict().items()
+        )
 
 
 def test_a_whole_drafter_replaces_an_adapter(hub, tmp_path):
@@ -181,9 +212,16 @@ def test_a_whole_drafter_replaces_an_adapter(hub, tmp_path):
 
 def test_a_card_in_unicode_is_read_in_any_locale(hub, tmp_path):
     folder = pard_folder(tmp_path)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\nEin Entwürfler für τ ≥ 2\n", encoding="utf-8")
-    program = f"import hf_paradraft.cli as c, sys; sys.argv = ['paradraft', 'push', {str(folder)!r}, {REPO!r}]; c.main()"
+    (folder / "README.md").write_text(
+        "---\nlicense: mit\n---\nEin Entwürfler für τ ≥ 2\n", encoding="utf-8"
+    )
+    program = (
+        f"import hf_paradraft.cli as c, sys; sys.argv = ['paradraft', 'push', {str(folder)!r}, "
+        f"{REPO!r}]; c.main()"
+    )
     environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "τ ≥ 2" in Path(hf_hub_download(REPO, "README.md")).read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""Targets that read drafts, or padded prompts, in another way than tokens one by one are refused, and no others are."""
+"""Targets that read drafts, or padded prompts, in another way than tokens one by one are refused,
+and no others are.
+"""
 
 import functools
 
@@ -16,7 +18,8 @@ from hf_paradraft.integration import look
 from hf_paradraft.integration.look import check_reads
 
 SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128,
 }  # fmt: skip
 SIGHT = {
@@ -39,32 +42,49 @@ QWEN_SIGHT = {
 
 def of(name, config, **options):
     torch.manual_seed(0)
-    return getattr(transformers, f"{name}ForConditionalGeneration")(getattr(transformers, config)(**options)).eval()
+    return getattr(transformers, f"{name}ForConditionalGeneration")(
+        getattr(transformers, config)(**options)
+    ).eval()
 
 
 def git():
     sizes = {name: size for name, size in SIZES.items() if name != "num_key_value_heads"}
     torch.manual_seed(0)
-    config = transformers.GitConfig(**sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0, vision_config=SIGHT)
+    config = transformers.GitConfig(
+        **sizes, bos_token_id=1, eos_token_id=2, pad_token_id=0, vision_config=SIGHT
+    )
     return transformers.GitForCausalLM(config).eval()
 
 
 def paligemma(text):
     sizes = {"model_type": text, **SIZES, "head_dim": 8}
     sight = {"model_type": "siglip_vision_model", **SIGHT}
-    options = {"text_config": sizes, "vision_config": sight, "image_token_index": 63, "projection_dim": 32, "hidden_size": 32}
+    options = {
+        "text_config": sizes,
+        "vision_config": sight,
+        "image_token_index": 63,
+        "projection_dim": 32,
+        "hidden_size": 32,
+    }
     return of("PaliGemma", "PaliGemmaConfig", **options)
 
 
 def exaone():
-    text = {"model_type": "exaone4", **SIZES, "sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"]}
+    text = {
+        "model_type": "exaone4",
+        **SIZES,
+        "sliding_window": 64,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
     return of("Exaone4_5_", "Exaone4_5_Config", text_config=text, vision_config=QWEN_SIGHT)
 
 
 def hyperclova():
     sight = {"model_type": "qwen2_5_vl_vision", **QWEN_SIGHT}
     text = {"model_type": "hyperclovax", **SIZES}
-    return of("HyperCLOVAXVisionV2", "HyperCLOVAXVisionV2Config", text_config=text, vision_config=sight)
+    return of(
+        "HyperCLOVAXVisionV2", "HyperCLOVAXVisionV2Config", text_config=text, vision_config=sight
+    )
 
 
 ODD = {  # which of drafts and padded prompts they read in another way
@@ -76,7 +96,10 @@ ODD = {  # which of drafts and padded prompts they read in another way
 }
 
 
-TODAY = pytest.mark.skipif(Version(transformers.__version__) < Version("5.23"), reason="these models read otherwise before 5.23")
+TODAY = pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5.23"),
+    reason="these models read otherwise before 5.23",
+)
 
 
 @TODAY
@@ -97,11 +120,15 @@ def test_images_that_are_attended_to_across_are_refused():
     """Their keys were cropped with a draft's; text alone is served."""
     text = {**SIZES, "num_hidden_layers": 4, "cross_attention_layers": [1, 3], "pad_token_id": 0}
     sight = {
-        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_global_layers": 1, "attention_heads": 4,
-        "image_size": 16, "patch_size": 8, "vision_output_dim": 64, "intermediate_layers_indices": [0], "max_num_tiles": 1,
+        "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_global_layers": 1,
+        "attention_heads": 4,
+        "image_size": 16, "patch_size": 8, "vision_output_dim": 64,
+        "intermediate_layers_indices": [0], "max_num_tiles": 1,
         "supported_aspect_ratios": [[1, 1]],
     }  # fmt: skip
-    target = of("Mllama", "MllamaConfig", text_config=text, vision_config=sight, image_token_index=63)
+    target = of(
+        "Mllama", "MllamaConfig", text_config=text, vision_config=sight, image_token_index=63
+    )
     ids = torch.tensor([[1, 5, 6, 7, 5, 6, 7]])
     assert_lossless(target, hf_paradraft.NgramDrafter(), ids, max_new_tokens=8)
     image = {
@@ -119,7 +146,12 @@ def test_a_state_that_is_forgotten_is_noticed_in_any_dtype(dtype):
     """In bf16 it passed for rounding."""
     torch.manual_seed(0)
     config = FalconMambaConfig(
-        vocab_size=64, hidden_size=32, state_size=8, num_hidden_layers=2, intermediate_size=64, time_step_rank=4
+        vocab_size=64,
+        hidden_size=32,
+        state_size=8,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        time_step_rank=4,
     )
     with pytest.raises(ValueError, match="does not read drafts"):
         check_reads(FalconMambaForCausalLM(config).to(dtype).eval(), several=False)
@@ -135,18 +167,27 @@ def test_targets_that_read_drafts_correctly_are_served(architecture, dtype):
 @pytest.mark.parametrize("vocab_size", [2, 6, 12])
 def test_a_small_vocabulary_is_served(vocab_size):
     for several in (False, True):
-        check_reads(tiny_model(vocab_size=vocab_size, bos_token_id=0, eos_token_id=1, pad_token_id=0), several)
+        check_reads(
+            tiny_model(vocab_size=vocab_size, bos_token_id=0, eos_token_id=1, pad_token_id=0),
+            several,
+        )
 
 
 def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tmp_path):
     """In other processes too: what is sound is noted on disk."""
     monkeypatch.setattr(look, "FOLDER", tmp_path / "reads")
     looks, fault = [], look._fault
-    monkeypatch.setattr(look, "_fault", lambda model, several, text: looks.append(several) or fault(model, several, text))
+    monkeypatch.setattr(
+        look,
+        "_fault",
+        lambda model, several, text: looks.append(several) or fault(model, several, text),
+    )
     batch = {"attention_mask": torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 1]]), "pad_token_id": 0}
     for _ in range(2):
         target.generate(prompt, assistant_model=drafter, max_new_tokens=3)
-        target.generate(prompt.repeat(2, 1), assistant_model=near_copy(target), max_new_tokens=3, **batch)
+        target.generate(
+            prompt.repeat(2, 1), assistant_model=near_copy(target), max_new_tokens=3, **batch
+        )
     assert looks == [False, True]
     assert not target.training
     again = tiny_model(seed=5)
@@ -157,22 +198,35 @@ def test_one_look_at_a_target_is_enough(target, drafter, prompt, monkeypatch, tm
         again.generate(prompt, assistant_model=drafter, max_new_tokens=3)
     assert looks == [False, True, False]
     assert again.training
-    again.eval().to(torch.float32).generate(prompt, assistant_model=near_copy(again), max_new_tokens=3)
+    again.eval().to(torch.float32).generate(
+        prompt, assistant_model=near_copy(again), max_new_tokens=3
+    )
     assert looks == [False, True, False, False]
 
 
 def refused(target, drafter, ids, **options):
     """What a drafted call says, after the same call without a drafter answered."""
-    target.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False)
+    target.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False
+    )
     with pytest.raises(ValueError, match=r"generate without|before generate") as error:
-        target.generate(input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, assistant_model=drafter, **options)
+        target.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=6,
+            assistant_model=drafter,
+            **options,
+        )
     return str(error.value)
 
 
-@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`")  # PEFT 0.21 hands prefixes over by the former name
+# PEFT 0.21 hands prefixes over by the former name
+@pytest.mark.filterwarnings("ignore:Both `past_key_values` and `cache`")
 @pytest.mark.parametrize("config", [PrefixTuningConfig, PromptTuningConfig])
 def test_virtual_tokens_around_a_target_that_was_looked_at_before(config, prompt):
-    """The verdict of the first look was remembered by the model inside, and the prefix was lost without a word."""
+    """The verdict of the first look was remembered by the model inside, and the prefix was lost
+    without a word.
+    """
     base = tiny_model()
     drafter = near_copy(base)
     expected = generate(base, drafter, prompt)
@@ -181,7 +235,8 @@ def test_virtual_tokens_around_a_target_that_was_looked_at_before(config, prompt
         for parameter in wrapped.prompt_encoder.parameters():
             parameter.mul_(20)
     assert "does not read drafts" in refused(wrapped, drafter, prompt)
-    assert torch.equal(generate(base, drafter, prompt), expected)  # the model inside, called by itself
+    # the model inside, called by itself
+    assert torch.equal(generate(base, drafter, prompt), expected)
 
 
 def test_hooks_that_count_the_rows_of_a_forward(prompt):
@@ -230,7 +285,10 @@ def test_adapters_that_are_on_from_certain_tokens_on(prompt):
     base = tiny_model()
     for words, right in ((None, True), ([3, 4], False)):
         adapted = get_peft_model(
-            base, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=words)
+            base,
+            LoraConfig(
+                task_type="CAUSAL_LM", target_modules=["q_proj"], alora_invocation_tokens=words
+            ),
         ).double()
         if right:
             assert_lossless(adapted, near_copy(tiny_model()), prompt)
@@ -239,7 +297,8 @@ def test_adapters_that_are_on_from_certain_tokens_on(prompt):
             assert "aLoRA" in refused(adapted, near_copy(tiny_model()), prompt)
 
 
-@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_")  # which is called activation_checkpointing_… since 5.24
+# which is called activation_checkpointing_… since 5.24
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_")
 def test_training_mode_is_served_where_it_changes_nothing(prompt):
     target = tiny_model().train()
     drafter = near_copy(target)

@@ -1,4 +1,6 @@
-"""What could hide a target from the look: arguments, images, its own generation config, barred logits, later changes."""
+"""What could hide a target from the look: arguments, images, its own generation config, barred
+logits, later changes.
+"""
 
 import pytest
 import torch
@@ -21,7 +23,13 @@ def steer(part):
 
 def misread(target, prompt, **options):
     with pytest.raises(ValueError, match="as it reads tokens one by one"):
-        target.generate(prompt, assistant_model=near_copy(tiny_model()), max_new_tokens=8, do_sample=False, **options)
+        target.generate(
+            prompt,
+            assistant_model=near_copy(tiny_model()),
+            max_new_tokens=8,
+            do_sample=False,
+            **options,
+        )
 
 
 def test_more_arguments_do_not_hide_a_target_from_the_look(prompt):
@@ -46,7 +54,9 @@ def test_logits_that_are_barred_are_compared_too(prompt):
     misread(target, prompt)
 
 
-@pytest.mark.parametrize("own", [{"stop_strings": ["zz"]}, {"num_return_sequences": 2, "do_sample": True}])
+@pytest.mark.parametrize(
+    "own", [{"stop_strings": ["zz"]}, {"num_return_sequences": 2, "do_sample": True}]
+)
 def test_what_a_target_says_of_decoding_does_not_hide_it_from_the_look(own, prompt):
     target = tiny_model()
     steer(target.model.norm)
@@ -62,7 +72,11 @@ def test_a_class_that_is_changed_between_calls(prompt, monkeypatch):
 
     def forward(self, states, own=kind.forward):
         states = own(self, states)
-        return torch.cat([states[:, :-1], 3 * states[:, -1:].flip(-1)], dim=1) if self is target.model.norm else states
+        return (
+            torch.cat([states[:, :-1], 3 * states[:, -1:].flip(-1)], dim=1)
+            if self is target.model.norm
+            else states
+        )
 
     monkeypatch.setattr(kind, "forward", forward)
     misread(target, prompt)
@@ -70,6 +84,13 @@ def test_a_class_that_is_changed_between_calls(prompt, monkeypatch):
 
 def test_a_target_that_cannot_decode_a_short_text(prompt):
     target = tiny_model()
-    target.model.register_forward_pre_hook(lambda module, args, kwargs: 1 / (kwargs["input_ids"].shape[1] > 7), with_kwargs=True)
+    target.model.register_forward_pre_hook(
+        lambda module, args, kwargs: 1 / (kwargs["input_ids"].shape[1] > 7), with_kwargs=True
+    )
     with pytest.raises(ValueError, match="cannot decode a short text"):
-        target.generate(prompt[:, :4], assistant_model=near_copy(tiny_model()), max_new_tokens=4, do_sample=False)
+        target.generate(
+            prompt[:, :4],
+            assistant_model=near_copy(tiny_model()),
+            max_new_tokens=4,
+            do_sample=False,
+        )

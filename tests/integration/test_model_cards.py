@@ -1,4 +1,6 @@
-"""What a drafter's card and `paradraft info` say of it, from its own folder alone; and the recipe for `custom_generate`."""
+"""What a drafter's card and `paradraft info` say of it, from its own folder alone; and the recipe
+for `custom_generate`.
+"""
 
 import json
 
@@ -48,8 +50,20 @@ def test_cards_say_what_the_hub_wants_to_know(hub, tmp_path):
     folder = pard_folder(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     acceptance = {"mean_emitted": 4.25, "samples": 10, "acceptance_by_position": [0.9, 0.8]}
-    training = {"num_depths": 8, "cod_ratio": 0.7, "cod_min_ratio": 0.2, "steps": 3, "samples": 4, "learning_rate": 1e-4}
-    training |= {"seed": 0, "acceptance": acceptance, "base_model": "some/small", "target": "some/big"}
+    training = {
+        "num_depths": 8,
+        "cod_ratio": 0.7,
+        "cod_min_ratio": 0.2,
+        "steps": 3,
+        "samples": 4,
+        "learning_rate": 1e-4,
+    }
+    training |= {
+        "seed": 0,
+        "acceptance": acceptance,
+        "base_model": "some/small",
+        "target": "some/big",
+    }
     config["paradraft"] = {"training": training, "speculation_config": {"num_draft_tokens": 10}}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "bench.json").write_text(json.dumps(BENCH))
@@ -59,7 +73,15 @@ def test_cards_say_what_the_hub_wants_to_know(hub, tmp_path):
     assert card.data.base_model == "some/small"
     assert card.data.eval_results[0].metric_value == 3.25
     assert card.data.license in LICENSES
-    for part in (REPO, "some/big", '"num_speculative_tokens": 10', "decoding_type: PARD", "τ = 4.25", "90, 80", "pard-chain-k8"):
+    for part in (
+        REPO,
+        "some/big",
+        '"num_speculative_tokens": 10',
+        "decoding_type: PARD",
+        "τ = 4.25",
+        "90, 80",
+        "pard-chain-k8",
+    ):
         assert part in text
     assert hub.files(REPO)["tau.png"].startswith(b"\x89PNG")
     assert not (folder / "tau.png").exists()
@@ -71,19 +93,30 @@ def test_an_adapters_card_names_no_local_base(hub, tmp_path):
     folder = ppd_folder(tmp_path)
     config = json.loads((folder / "adapter_config.json").read_text())
     for name, published in (("some/base", "some/base"), (str(tmp_path), None)):
-        (folder / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": name}))
+        (folder / "adapter_config.json").write_text(
+            json.dumps({**config, "base_model_name_or_path": name})
+        )
         push_folder(folder, REPO)
         card = ModelCard(hub.files(REPO)["README.md"].decode())
         assert card.data.base_model == published
         assert card.data.library_name == "peft"
         assert str(tmp_path) not in card.text
-        assert json.loads(hub.files(REPO)["adapter_config.json"])["base_model_name_or_path"] == published
+        assert (
+            json.loads(hub.files(REPO)["adapter_config.json"])["base_model_name_or_path"]
+            == published
+        )
 
 
 def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
     evil = "[see](http://evil)"
     acceptance = {"samples": evil, "mean_emitted": 2.5, "acceptance_by_position": [0.5, evil]}
-    training = {"steps": 7, "samples": {"a": evil}, "style": f"eagle\n# {evil}", "seed": evil, "acceptance": acceptance}
+    training = {
+        "steps": 7,
+        "samples": {"a": evil},
+        "style": f"eagle\n# {evil}",
+        "seed": evil,
+        "acceptance": acceptance,
+    }
     (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": training}}))
     for kind in (hf_paradraft.ParallelSpecDrafter, hf_paradraft.PardDrafter):
         text = render_card(tmp_path, REPO, card_fields(kind, DrafterFolder(tmp_path))).text
@@ -91,7 +124,10 @@ def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
         assert "evil" not in text
 
 
-@pytest.mark.parametrize("acceptance", [{"a": 1}, 3, {"samples": 4, "mean_emitted": "high", "acceptance_by_position": [0.5]}])
+@pytest.mark.parametrize(
+    "acceptance",
+    [{"a": 1}, 3, {"samples": 4, "mean_emitted": "high", "acceptance_by_position": [0.5]}],
+)
 @pytest.mark.parametrize("rates", [None, "word", {"a": 1}, 2])
 def test_an_acceptance_of_another_form_is_left_out_of_a_card(acceptance, rates, tmp_path):
     """It stands in a config that anybody may have edited."""
@@ -100,7 +136,9 @@ def test_an_acceptance_of_another_form_is_left_out_of_a_card(acceptance, rates, 
     training = {"steps": 7, "acceptance": acceptance}
     config = {"base_model_name_or_path": -1, "paradraft": {"training": training}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    text = render_card(tmp_path, REPO, card_fields(hf_paradraft.PardDrafter, DrafterFolder(tmp_path))).text
+    text = render_card(
+        tmp_path, REPO, card_fields(hf_paradraft.PardDrafter, DrafterFolder(tmp_path))
+    ).text
     assert "7 steps" in text
     assert "Against its target" not in text
 
@@ -142,7 +180,11 @@ def test_a_categorys_name_is_one_cell(tmp_path):
 
 def test_cards_say_what_feature_drafters_read(tmp_path):
     for style, kind, begins in (
-        (None, hf_paradraft.Eagle3Drafter, "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, "),
+        (
+            None,
+            hf_paradraft.Eagle3Drafter,
+            "An **EAGLE-3 drafter** for `TARGET-MODEL`: it reads the target's hidden states, ",
+        ),
         (
             "eagle",
             hf_paradraft.ParallelSpecDrafter,
@@ -154,7 +196,9 @@ def test_cards_say_what_feature_drafters_read(tmp_path):
             "A **ParallelSpec drafter** for `TARGET-MODEL`: it reads tokens alone, shares",
         ),
     ):
-        (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": {"style": style} if style else {}}}))
+        (tmp_path / "config.json").write_text(
+            json.dumps({"paradraft": {"training": {"style": style} if style else {}}})
+        )
         text = render_card(tmp_path, REPO, card_fields(kind, DrafterFolder(tmp_path))).text
         assert begins in text
         assert ("hidden states" in text) == (style != "medusa")
@@ -162,9 +206,22 @@ def test_cards_say_what_feature_drafters_read(tmp_path):
 
 def test_the_headline_is_the_drafters_own_at_batch_1(hub, tmp_path):
     folder = pard_folder(tmp_path)
-    common = {"tokens_per_second": 1.0, "speedup_quartiles": [1, 1, 1], "tau": 2.0, "by_category": {}, "tau_by_category": {}}
+    common = {
+        "tokens_per_second": 1.0,
+        "speedup_quartiles": [1, 1, 1],
+        "tau": 2.0,
+        "by_category": {},
+        "tau_by_category": {},
+    }
     rows = [
-        {**common, "method": method, "batch_size": size, "temperature": temperature, "speedup": speedup, "matches_reference": 1.0}
+        {
+            **common,
+            "method": method,
+            "batch_size": size,
+            "temperature": temperature,
+            "speedup": speedup,
+            "matches_reference": 1.0,
+        }
         for method, size, temperature, speedup in (
             ("plain", 1, 0, 1.0),
             ("pard-chain-k4", 1, 0, 2.0),
@@ -186,7 +243,11 @@ def test_a_license_that_is_asked_for_goes_into_the_folders_own_card(hub, tmp_pat
     (folder / "README.md").write_text(text)
     push_folder(folder, REPO, license="apache-2.0")
     card = ModelCard(hub.files(REPO)["README.md"].decode())
-    assert (card.data.license, card.data.tags, card.text.strip()) == ("apache-2.0", ["mine"], "# Mine")
+    assert (card.data.license, card.data.tags, card.text.strip()) == (
+        "apache-2.0",
+        ["mine"],
+        "# Mine",
+    )
     assert (folder / "README.md").read_text() == text
 
 
@@ -223,7 +284,9 @@ def test_the_recipe_runs_our_loop(hub, tmp_path, prompt):
     recipe = {"custom_generate": f"{USER}/recipe", "trust_remote_code": True}
     assert_lossless(target, drafter, prompt, plain=plain, **options, **recipe)
     assert drafter.last_stats.num_rounds > 0
-    output = target.generate(prompt, **options, **recipe, assistant_model=REPO, return_dict_in_generate=True)
+    output = target.generate(
+        prompt, **options, **recipe, assistant_model=REPO, return_dict_in_generate=True
+    )
     assert torch.equal(output.sequences, plain)
     assert output.speculation.num_rounds > 0
     with pytest.raises(ValueError, match="needs a drafter"):

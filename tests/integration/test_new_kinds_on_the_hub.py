@@ -1,4 +1,6 @@
-"""Feature drafters go to the Hub and come back; and the way from a chat model to a drafter, as its page has it."""
+"""Feature drafters go to the Hub and come back; and the way from a chat model to a drafter, as its
+page has it.
+"""
 
 import json
 import re
@@ -25,7 +27,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["z-lab", "DeepSpec DSpark", "speculators EAGLE-3", "SpecForge P-EAGLE"])
+@pytest.mark.parametrize(
+    "name", ["z-lab", "DeepSpec DSpark", "speculators EAGLE-3", "SpecForge P-EAGLE"]
+)
 def test_pushed_layouts_are_pulled_and_stay_lossless(name, hub, tmp_path):
     folder = write(tmp_path / "drafter", *LAYOUTS[name]())
     push_folder(folder, "user/drafter")
@@ -58,11 +62,15 @@ def test_a_pickle_on_the_hub_is_found(hub, tmp_path):
     folder = write(tmp_path / "drafter", *LAYOUTS["SafeAI"](), pickled=True)
     HfApi().create_repo("user/pickled")
     HfApi().upload_folder(repo_id="user/pickled", folder_path=folder)
-    assert isinstance(hf_paradraft.AutoDrafter.from_pretrained("user/pickled"), hf_paradraft.Eagle3Drafter)
+    assert isinstance(
+        hf_paradraft.AutoDrafter.from_pretrained("user/pickled"), hf_paradraft.Eagle3Drafter
+    )
 
 
 def test_parallelspec_on_the_hub(hub):
-    drafter = hf_paradraft.ParallelSpecDrafter.from_target(TARGET, "eagle", 2, vocabulary=torch.arange(20))
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(
+        TARGET, "eagle", 2, vocabulary=torch.arange(20)
+    )
     drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 6)
     drafter.push_to_hub("user/parallelspec")
     again = hf_paradraft.AutoDrafter.from_pretrained("user/parallelspec")
@@ -95,14 +103,19 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
     """Every command of docs/public-model.md, in order, on a tiny model of the same architecture."""
     monkeypatch.chdir(tmp_path)
     target = "build/public/SmolLM2-135M-Instruct"
-    tiny_model("llama", num_hidden_layers=8, initializer_range=0.1, max_position_embeddings=1024).save_pretrained(target)
+    tiny_model(
+        "llama", num_hidden_layers=8, initializer_range=0.1, max_position_embeddings=1024
+    ).save_pretrained(target)
     tokenizer = make_tokenizer("u a b c d e f g")
     tokenizer.chat_template = (
         "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}"
         "{% if add_generation_prompt %}a {% endif %}"
     )
     tokenizer.save_pretrained(target)
-    rows = [{"messages": [{"role": "user", "content": text}]} for text in ("b c", "d e f", "g g b c", "e")]
+    rows = [
+        {"messages": [{"role": "user", "content": text}]}
+        for text in ("b c", "d e f", "g g b c", "e")
+    ]
     Path("prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("questions.jsonl").write_text(json.dumps({"category": "one", "turns": ["b c d"]}) + "\n")
     page = (ROOT / "docs" / "public-model.md").read_text()
@@ -125,7 +138,9 @@ def test_every_command_of_the_public_model_page_runs(tmp_path, monkeypatch):
     assert ran == 5
     assert 3 < written[1] == written[-1]  # the trainings found the states of all texts
     measured = json.loads(Path("results.json").read_text())
-    assert {"plain", "prompt-lookup", "eagle3-chain-k3", "eagle3-tree-k3-n4-lookup"} <= {row["method"] for row in measured}
+    assert {"plain", "prompt-lookup", "eagle3-chain-k3", "eagle3-tree-k3-n4-lookup"} <= {
+        row["method"] for row in measured
+    }
     assert all(row["matches_reference"] in (True, 1.0) for row in measured)
 
 
@@ -139,9 +154,29 @@ def test_packed_targets_that_cannot_be_read_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_overlap_is_a_case_of_the_benchmark(tmp_path):
-    arguments = ["bench", "--case", "overlap", "--per-category", "1", "-k", "4", "--repeats", "1", "--max-new-tokens", "8"]
-    result = CliRunner().invoke(app, [*arguments, "--no-equality", "--json", str(tmp_path / "out.json")])
+    arguments = [
+        "bench",
+        "--case",
+        "overlap",
+        "--per-category",
+        "1",
+        "-k",
+        "4",
+        "--repeats",
+        "1",
+        "--max-new-tokens",
+        "8",
+    ]
+    result = CliRunner().invoke(
+        app, [*arguments, "--no-equality", "--json", str(tmp_path / "out.json")]
+    )
     assert result.exit_code == 0, result.output
     methods = [row["method"] for row in json.loads((tmp_path / "out.json").read_text())]
-    assert methods[:5] == ["plain", "pard-chain-k4-one-core", "pearl-pard-k4", "pearl-process-pard-k4", "pard-chain-k4"]
+    assert methods[:5] == [
+        "plain",
+        "pard-chain-k4-one-core",
+        "pearl-pard-k4",
+        "pearl-process-pard-k4",
+        "pard-chain-k4",
+    ]
     assert {"pearl-autoregressive-k5", "pearl-process-autoregressive-k5"} <= set(methods)

@@ -1,4 +1,6 @@
-"""Targets with code of others: plain decoding's text, or a refusal, and plain decoding where a drafter is set."""
+"""Targets with code of others: plain decoding's text, or a refusal, and plain decoding where a
+drafter is set.
+"""
 
 import pytest
 import torch
@@ -20,10 +22,18 @@ def of_class(kind, target=None):
 
 
 def same_or_refused(target, prompt, size=9, before=lambda: None, **options):
-    """Whether a drafted call was answered; its text, and that of a call with a drafter that is set, are plain decoding's."""
+    """Whether a drafted call was answered; its text, and that of a call with a drafter that is set,
+    are plain decoding's.
+    """
     drafter = near_copy(tiny_model())
     drafter.speculation_config.tree_size = size
-    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0, **options}
+    options = {
+        "max_new_tokens": 24,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+        **options,
+    }
 
     def text(**more):
         before()
@@ -36,7 +46,9 @@ def same_or_refused(target, prompt, size=9, before=lambda: None, **options):
         assert torch.equal(text(assistant_model=drafter), plain)
     except ValueError as error:
         refusal = str(error)
-    assert not refusal or any(advice in refusal for advice in ("generate without", "generate once", "unset"))
+    assert not refusal or any(
+        advice in refusal for advice in ("generate without", "generate once", "unset")
+    )
     with hf_paradraft.set_drafter(target, drafter):
         assert torch.equal(text(), plain)
     return not refusal
@@ -87,12 +99,17 @@ class Marks(LlamaForCausalLM):
 
     def forward(self, *args, marks=None, **kwargs):
         output = super().forward(*args, **kwargs)
-        output.logits = output.logits + marks[:, -output.logits.shape[1] :, None] * torch.arange(output.logits.shape[-1])
+        output.logits = output.logits + marks[:, -output.logits.shape[1] :, None] * torch.arange(
+            output.logits.shape[-1]
+        )
         return output
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, **kwargs):
         updated = super()._update_model_kwargs_for_generation(outputs, model_kwargs, **kwargs)
-        return {**updated, "marks": torch.cat([updated["marks"], updated["marks"][:, -1:] * 0.9], 1)}
+        return {
+            **updated,
+            "marks": torch.cat([updated["marks"], updated["marks"][:, -1:] * 0.9], 1),
+        }
 
 
 def test_a_class_that_updates_its_arguments_itself_is_refused():
@@ -105,16 +122,27 @@ class OwnMasks(LlamaForCausalLM):
     """Makes the masks of compiled decoding: every third token is hidden."""
 
     @staticmethod
-    def create_masks_for_generate(config, inputs_embeds, attention_mask, position_ids=None, **kwargs):
-        cache = next(kwargs[name] for name in (CACHE, "past_key_values", "cache") if kwargs.get(name) is not None)
-        before, rows, slots = int(cache.get_seq_length()), inputs_embeds.shape[1], cache.layers[0].max_cache_len
+    def create_masks_for_generate(
+        config, inputs_embeds, attention_mask, position_ids=None, **kwargs
+    ):
+        cache = next(
+            kwargs[name]
+            for name in (CACHE, "past_key_values", "cache")
+            if kwargs.get(name) is not None
+        )
+        before, rows = int(cache.get_seq_length()), inputs_embeds.shape[1]
+        slots = cache.layers[0].max_cache_len
         here, there = torch.arange(before, before + rows)[:, None], torch.arange(slots)[None]
         seen = (there <= here) & ((there % 3 != 2) | (there == here))
-        return torch.zeros(seen.shape, dtype=inputs_embeds.dtype).masked_fill(~seen, -torch.inf)[None, None]
+        return torch.zeros(seen.shape, dtype=inputs_embeds.dtype).masked_fill(~seen, -torch.inf)[
+            None, None
+        ]
 
 
 def test_masks_of_a_class_of_others_for_a_static_cache():
-    assert not same_or_refused(of_class(OwnMasks), SHORT, cache_implementation="static", disable_compile=True)
+    assert not same_or_refused(
+        of_class(OwnMasks), SHORT, cache_implementation="static", disable_compile=True
+    )
 
 
 def rounded(keys, since):

@@ -58,10 +58,15 @@ def test_a_readme_of_people_survives_a_cut_connection_and_a_new_branch(hub, tmp_
     assert hub.files(REPO, "next")["README.md"] == mine
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "shortlist.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    ["tokenizer.json", "tokenizer_config.json", "generation_config.json", "shortlist.safetensors"],
+)
 def test_damaged_files_are_not_published(name, hub, tmp_path):
     folder = pard_folder(tmp_path)
-    (folder / name).write_bytes((folder / name).read_bytes()[:20] if (folder / name).exists() else b"cut")
+    (folder / name).write_bytes(
+        (folder / name).read_bytes()[:20] if (folder / name).exists() else b"cut"
+    )
     with pytest.raises(OSError, match=name):
         push_folder(folder, REPO)
     assert not hub.repos
@@ -73,7 +78,10 @@ def test_a_damaged_file_beside_the_weights_is_named(tmp_path):
     (tmp_path / "layer" / "shortlist.safetensors").write_bytes(b"cut")
     small = pard_folder(tmp_path / "small")
     (small / "generation_config.json").write_text("[]")
-    for folder, name in ((tmp_path / "layer", "shortlist.safetensors"), (small, "generation_config.json")):
+    for folder, name in (
+        (tmp_path / "layer", "shortlist.safetensors"),
+        (small, "generation_config.json"),
+    ):
         with pytest.raises(OSError, match=name):
             hf_paradraft.AutoDrafter.from_pretrained(folder)
 
@@ -127,7 +135,9 @@ def test_a_card_that_cannot_be_read_is_named(hub, tmp_path):
 
 
 def test_the_base_of_an_adapter_is_no_path_elsewhere(hub, folder, monkeypatch):
-    """Trained as `base/small` beside, and pushed from another place, the card said that it was a repository."""
+    """Trained as `base/small` beside, and pushed from another place, the card said that it was a
+    repository.
+    """
     monkeypatch.chdir(folder)
     (folder / "base").mkdir()
     (folder / "target").rename(folder / "base" / "small")
@@ -181,11 +191,18 @@ def test_repositories_that_are_no_drafters_are_refused(hub, tmp_path):
 
 
 def test_files_in_folders_of_a_repository_stay(hub, tmp_path):
-    """Patterns of file names fitted paths too: other people's weights in sub-folders were taken away."""
+    """Patterns of file names fitted paths too: other people's weights in sub-folders were taken
+    away.
+    """
     push_folder(pard_folder(tmp_path), REPO)
     for name in ("model-fp16/model.safetensors", "sub/tau.png"):
         HfApi().upload_file(path_or_fileobj=b"mine", path_in_repo=name, repo_id=REPO)
-    push_folder(tmp_path / "drafter" if (tmp_path / "drafter").is_dir() else pard_folder(tmp_path / "again"), REPO)
+    push_folder(
+        tmp_path / "drafter"
+        if (tmp_path / "drafter").is_dir()
+        else pard_folder(tmp_path / "again"),
+        REPO,
+    )
     assert {"model-fp16/model.safetensors", "sub/tau.png"} <= {*HfApi().list_repo_files(REPO)}
 
 
@@ -207,6 +224,8 @@ def test_a_readme_that_people_changed_stays(hub, tmp_path, caplog):
 
 def test_a_readme_that_began_as_pefts_is_published(hub, tmp_path):
     folder = ppd_folder(tmp_path)
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model Card for Model ID\n\nOur own words.\n")
+    (folder / "README.md").write_text(
+        "---\nlicense: mit\n---\n# Model Card for Model ID\n\nOur own words.\n"
+    )
     push_folder(folder, REPO)
     assert "Our own words." in ModelCard.load(REPO).content

@@ -13,7 +13,9 @@ def pair():
     return target, near_copy(target, 0.01)
 
 
-@pytest.mark.parametrize(("acceptance", "sampled"), [("typical", False), ("rejection", False), ("greedy", True)])
+@pytest.mark.parametrize(
+    ("acceptance", "sampled"), [("typical", False), ("rejection", False), ("greedy", True)]
+)
 def test_an_acceptance_that_does_not_fit_a_call_breaks_none(acceptance, sampled):
     target, drafter = pair()
     plain = text(target, do_sample=sampled)
@@ -43,4 +45,6 @@ def test_a_call_that_is_not_drafted_has_the_cache_of_a_plain_one():
     with set_drafter(target, near_copy(tiny_model())):
         got = text(target, return_dict_in_generate=True)
     assert torch.equal(got.sequences, plain.sequences)
-    assert [type(layer) for layer in got.past_key_values.layers] == [type(layer) for layer in plain.past_key_values.layers]
+    assert [type(layer) for layer in got.past_key_values.layers] == [
+        type(layer) for layer in plain.past_key_values.layers
+    ]

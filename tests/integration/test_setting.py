@@ -1,4 +1,6 @@
-"""A drafter that is set: whoever calls `generate` gets the target's own text, and no call breaks that works without it."""
+"""A drafter that is set: whoever calls `generate` gets the target's own text, and no call breaks
+that works without it.
+"""
 
 import copy
 import pickle
@@ -27,7 +29,10 @@ import hf_paradraft
 from hf_paradraft import set_drafter
 from hf_paradraft.integration.setting import drafter_on
 
-PROMPTS = {"input_ids": torch.tensor([[1, 2, 3, 4, 5]]), "attention_mask": torch.ones(1, 5, dtype=torch.long)}
+PROMPTS = {
+    "input_ids": torch.tensor([[1, 2, 3, 4, 5]]),
+    "attention_mask": torch.ones(1, 5, dtype=torch.long),
+}
 
 
 @pytest.fixture
@@ -38,7 +43,9 @@ def pair():
 
 def text(model, **options):
     torch.manual_seed(3)
-    return model.generate(**{**PROMPTS, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, **options})
+    return model.generate(
+        **{**PROMPTS, "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0, **options}
+    )
 
 
 def drafted(drafter, call):
@@ -86,7 +93,9 @@ def test_an_assistant_of_the_call_wins(pair):
         assert other.last_stats.num_drafted
         assert not drafted(drafter, lambda: text(target, prompt_lookup_num_tokens=3))[1]
         stock = tiny_model(seed=5)
-        assert torch.equal(text(target, assistant_model=stock), text(target, assistant_model=drafter))
+        assert torch.equal(
+            text(target, assistant_model=stock), text(target, assistant_model=drafter)
+        )
         with pytest.raises(ValueError, match="num_beams"):
             text(target, assistant_model=other, num_beams=2)
 
@@ -106,8 +115,14 @@ SERVED_PLAINLY = {
     "beams": (lambda: {"num_beams": 2}, "num_beams is 2"),
     "sampled beams": (lambda: {"num_beams": 2, "do_sample": True}, "num_beams is 2"),
     "no cache": (lambda: {"use_cache": False}, "needs the target's key-value cache"),
-    "hidden states": (lambda: {"output_hidden_states": True, "return_dict_in_generate": True}, "does not collect attentions"),
-    "right padding": (lambda: left_padded([[1, 2, 3]]) | {"attention_mask": torch.tensor([[1, 1, 0]])}, "padded on the right"),
+    "hidden states": (
+        lambda: {"output_hidden_states": True, "return_dict_in_generate": True},
+        "does not collect attentions",
+    ),
+    "right padding": (
+        lambda: left_padded([[1, 2, 3]]) | {"attention_mask": torch.tensor([[1, 1, 0]])},
+        "padded on the right",
+    ),
 }
 
 
@@ -142,7 +157,15 @@ def test_a_processor_and_a_criterion_are_asked_once_where_a_call_is_decoded_plai
 
 
 def test_an_encoder_decoder_goes_on_as_it_is(caplog):
-    config = T5Config(vocab_size=32, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    config = T5Config(
+        vocab_size=32,
+        d_model=16,
+        d_kv=4,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
+    )
     torch.manual_seed(0)
     target = T5ForConditionalGeneration(config).eval()
     plain = text(target, max_new_tokens=6)
@@ -153,7 +176,9 @@ def test_an_encoder_decoder_goes_on_as_it_is(caplog):
 
 def test_what_is_wrapped_around_the_target(pair):
     target, drafter = pair
-    adapted = get_peft_model(target, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])).double()
+    adapted = get_peft_model(
+        target, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])
+    ).double()
     plain = text(adapted)
 
     class Parallel(nn.Module):
@@ -174,7 +199,11 @@ def test_copies_pickles_and_folders_have_none_of_it(pair, tmp_path):
     target, drafter = pair
     with set_drafter(target, drafter):
         target.save_pretrained(tmp_path)
-        others = copy.deepcopy(target), pickle.loads(pickle.dumps(target)), AutoModelForCausalLM.from_pretrained(tmp_path)
+        others = (
+            copy.deepcopy(target),
+            pickle.loads(pickle.dumps(target)),
+            AutoModelForCausalLM.from_pretrained(tmp_path),
+        )
         for other in others:
             assert not drafted(drafter, lambda other=other: text(other))[1]
         assert drafted(drafter, lambda: text(target))[1]
@@ -230,7 +259,9 @@ def test_threads_share_it(pair):
 def test_rows_of_a_trimmed_head_follow_the_target():
     """A target that is trained on changes in place."""
     target = tiny_model(num_hidden_layers=8)
-    drafter = hf_paradraft.Eagle3Drafter.from_target(target, vocabulary=torch.arange(3, 20)).double()
+    drafter = hf_paradraft.Eagle3Drafter.from_target(
+        target, vocabulary=torch.arange(3, 20)
+    ).double()
     drafter.attach(target)
     states = torch.randn(2, 32, dtype=torch.float64)
     drafter.logits(states)
@@ -249,7 +280,9 @@ def test_a_call_that_is_decoded_plainly_has_no_statistics(pair):
 
 
 def test_other_ways_of_a_call_are_its_own(pair):
-    """Continuous batching takes no assistant; DoLa, whatever it says today, is not greedy decoding; arguments come by place."""
+    """Continuous batching takes no assistant; DoLa, whatever it says today, is not greedy decoding;
+    arguments come by place.
+    """
     target, drafter = pair
     options = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     # It takes nine tenths of the machine's memory unless it is told how much.
@@ -269,9 +302,18 @@ def test_other_ways_of_a_call_are_its_own(pair):
 
 def test_an_overlapped_drafter_breaks_no_call(pair):
     drafter = pair[1]
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, overlap=True, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, overlap=True, never_slower=False
+    )
     torch.manual_seed(0)
-    sizes = {"vocab_size": 32, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    sizes = {
+        "vocab_size": 32,
+        "d_model": 16,
+        "d_kv": 8,
+        "d_ff": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
     other = T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)).eval()
     for target, options in ((pair[0], {"use_cache": False}), (other, {"max_new_tokens": 4})):
         plain = text(target, **options)
@@ -286,7 +328,9 @@ def test_a_refusal_inside_a_call_is_not_its_own(pair):
     class Nested(StoppingCriteria):
         def __call__(self, input_ids, scores, **kwargs):
             asked.append(input_ids.shape[1])
-            target.generate(PROMPTS["input_ids"], num_beams=2, max_new_tokens=2, assistant_model=drafter)
+            target.generate(
+                PROMPTS["input_ids"], num_beams=2, max_new_tokens=2, assistant_model=drafter
+            )
             return torch.zeros(len(input_ids), dtype=torch.bool)
 
     with set_drafter(target, drafter), pytest.raises(ValueError, match="num_beams is 2"):
@@ -296,8 +340,16 @@ def test_a_refusal_inside_a_call_is_not_its_own(pair):
 
 def test_a_drafter_of_one_text_at_a_time(caplog):
     torch.manual_seed(0)
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Lfm2Config(**sizes, num_key_value_heads=2, layer_types=["conv", "full_attention"], pad_token_id=0)
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = Lfm2Config(
+        **sizes, num_key_value_heads=2, layer_types=["conv", "full_attention"], pad_token_id=0
+    )
     target = Lfm2ForCausalLM(config).double().eval()
     batch = left_padded([[1, 2, 3], [4, 5]])
     plain = target.generate(**batch, max_new_tokens=6, do_sample=False)

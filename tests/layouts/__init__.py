@@ -1,4 +1,6 @@
-"""Tiny random drafters in every published layout: exact keys and names, as their publishers write them."""
+"""Tiny random drafters in every published layout: exact keys and names, as their publishers write
+them.
+"""
 
 import json
 
@@ -25,7 +27,14 @@ from .blocks import (
     zlab_sliding,
     zlab_swa,
 )
-from .eagle import deepspec_eagle, deepspec_gemma4_eagle, nvidia, safeai, specforge_peagle, speculators_eagle
+from .eagle import (
+    deepspec_eagle,
+    deepspec_gemma4_eagle,
+    nvidia,
+    safeai,
+    specforge_peagle,
+    speculators_eagle,
+)
 
 LAYOUTS = {
     "z-lab": zlab,
@@ -44,15 +53,21 @@ LAYOUTS = {
     "DeepSpec rnn": lambda: deepspec(kind="rnn"),
     "DeepSpec Gemma 4 DSpark": deepspec_gemma4,
     "DeepSpec Gemma 4 DFlash": lambda: deepspec_gemma4(0, shared=False),
-    "DeepSpec DSpark, behind the anchor": lambda: with_keys(deepspec(), sample_from_anchor=False, dflash_query_causal=True),
+    "DeepSpec DSpark, behind the anchor": lambda: with_keys(
+        deepspec(), sample_from_anchor=False, dflash_query_causal=True
+    ),
     "speculators DFlash": speculators,
     "speculators DFlash, whole": lambda: speculators(trimmed=False),
     "speculators DFlash, sliding": lambda: speculators(sliding=True),
-    "speculators DFlash, not causal": lambda: speculators(sliding=True, sliding_window_non_causal=True),
+    "speculators DFlash, not causal": lambda: speculators(
+        sliding=True, sliding_window_non_causal=True
+    ),
     "speculators DSpark": lambda: speculators("dspark"),
     "speculators DSpark, fill-in": lambda: speculators("dspark", sample_from_anchor=False),
     "speculators DSpark, rnn": lambda: speculators("dspark", False, markov_head_type="rnn"),
-    "speculators DSpark, rnn, fill-in": lambda: speculators("dspark", markov_head_type="rnn", sample_from_anchor=False),
+    "speculators DSpark, rnn, fill-in": lambda: speculators(
+        "dspark", markov_head_type="rnn", sample_from_anchor=False
+    ),
     "speculators DSpark, gated": lambda: speculators("dspark", markov_head_type="gated"),
     "z-lab DFlash2": zlab_dflash2,
     "speculators DFlash2": lambda: speculators("dflash2", trimmed=False),
@@ -60,7 +75,9 @@ LAYOUTS = {
     "DSpine": dspine,
     "XPress": xpress,
     "speculators XPress": lambda: speculators("xpress"),
-    "speculators XPress, behind the anchor": lambda: speculators("xpress", False, sample_from_anchor=True),
+    "speculators XPress, behind the anchor": lambda: speculators(
+        "xpress", False, sample_from_anchor=True
+    ),
     "transformers": muse,
     "SafeAI": safeai,
     "SafeAI, interleaved": lambda: safeai(rope_interleaved=True),
@@ -70,9 +87,13 @@ LAYOUTS = {
     "DeepSpec EAGLE-3": deepspec_eagle,
     "DeepSpec Gemma 4 EAGLE-3": deepspec_gemma4_eagle,
     "speculators EAGLE-3": speculators_eagle,
-    "speculators EAGLE-3, Qwen3": lambda: speculators_eagle(num_layers=2, norms=True, norm_before_residual=False),
+    "speculators EAGLE-3, Qwen3": lambda: speculators_eagle(
+        num_layers=2, norms=True, norm_before_residual=False
+    ),
     "speculators EAGLE-3, sliding": lambda: speculators_eagle(sliding=True),
-    "speculators EAGLE-3, sliding Qwen3": lambda: speculators_eagle(num_layers=2, norms=True, sliding=True),
+    "speculators EAGLE-3, sliding Qwen3": lambda: speculators_eagle(
+        num_layers=2, norms=True, sliding=True
+    ),
     "speculators EAGLE-3.1": lambda: speculators_eagle(fc_norm=True, norm_output=True),
     "speculators EAGLE-3, gpt-oss": lambda: speculators_eagle(norm_before_fc=True, trimmed=False),
     "speculators P-EAGLE": lambda: speculators_eagle("peagle", 2),

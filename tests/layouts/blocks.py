@@ -2,12 +2,38 @@
 
 import torch
 
-from .parts import DRAFTED, G4, HD, HEADS, LAYERS, MASK, OWN, SIZES, TABLES, D, V, body, fill, gemma4_layer, markov
+from .parts import (
+    DRAFTED,
+    G4,
+    HD,
+    HEADS,
+    LAYERS,
+    MASK,
+    OWN,
+    SIZES,
+    TABLES,
+    D,
+    V,
+    body,
+    fill,
+    gemma4_layer,
+    markov,
+)
 
 
 def zlab(nested=None, **config):
-    options = {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "num_hidden_layers": 2, "num_target_layers": LAYERS}
-    dflash = {"block_size": 5, "target_layer_ids": [1, 3, 5], "mask_token_id": MASK, **(nested or {})}
+    options = {
+        "architectures": ["DFlashDraftModel"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_target_layers": LAYERS,
+    }
+    dflash = {
+        "block_size": 5,
+        "target_layer_ids": [1, 3, 5],
+        "mask_token_id": MASK,
+        **(nested or {}),
+    }
     return {**SIZES, **options, "dflash_config": dflash, **config}, body(2, 3)
 
 
@@ -24,7 +50,11 @@ def zlab_default():
 
 
 def zlab_sliding():
-    return zlab(layer_types=["sliding_attention", "full_attention"], sliding_window=7, use_sliding_window=True)
+    return zlab(
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=7,
+        use_sliding_window=True,
+    )
 
 
 def zlab_swa():
@@ -37,18 +67,42 @@ def zlab_causal():
 
 def specforge_dspark():
     config, _ = zlab(
-        {"projector_type": "dspark", "markov_rank": 4, "markov_head_type": "vanilla", "enable_confidence_head": False}
+        {
+            "projector_type": "dspark",
+            "markov_rank": 4,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": False,
+        }
     )
-    return {**config, "architectures": ["DFlashDraftModel"]}, body(2, 3, markov(4, "vanilla", prefix="logit_head").items())
+    return {**config, "architectures": ["DFlashDraftModel"]}, body(
+        2, 3, markov(4, "vanilla", prefix="logit_head").items()
+    )
 
 
 def lfm2_dspark():
     """LiquidAI's: a DSpark by its name and heads, whose rotary embedding turns neighbours."""
-    nested = {"target_layer_ids": [1, 3, 5], "mask_token_id": MASK, "num_target_layers": LAYERS, "block_size": None}
-    config, _ = zlab(nested, architectures=["Lfm2DSparkDraftModel"], block_size=5, rope_is_neox_style=False, markov_rank=4)
-    config |= {"num_target_layers": None, "markov_head_type": "vanilla", "enable_confidence_head": True}
+    nested = {
+        "target_layer_ids": [1, 3, 5],
+        "mask_token_id": MASK,
+        "num_target_layers": LAYERS,
+        "block_size": None,
+    }
+    config, _ = zlab(
+        nested,
+        architectures=["Lfm2DSparkDraftModel"],
+        block_size=5,
+        rope_is_neox_style=False,
+        markov_rank=4,
+    )
+    config |= {
+        "num_target_layers": None,
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+    }
     heads = markov(4, "vanilla", confidence=True)
-    return {**config, "confidence_head_with_markov": True, "has_lm_head": False}, body(2, 3, heads.items())
+    return {**config, "confidence_head_with_markov": True, "has_lm_head": False}, body(
+        2, 3, heads.items()
+    )
 
 
 def jetspec():
@@ -116,20 +170,43 @@ def speculators(kind="dflash", trimmed=True, **config):
         extra |= {**convolutions(), **selector()}
     if kind == "xpress":
         options |= {"xpress_rank": 4, "xpress_mlp_ratio": 2, "num_jacobi_passes": 6}
-        names = ("token_embed.weight", "readout.weight", "mix_l", "mlp_gate.weight", "mlp_up.weight", "mlp_down.weight")
+        names = (
+            "token_embed.weight",
+            "readout.weight",
+            "mix_l",
+            "mlp_gate.weight",
+            "mlp_up.weight",
+            "mlp_down.weight",
+        )
         extra |= refiner("refiner_head", names, len(DRAFTED) if trimmed else V)
     return {**options, **config}, {**body(2, 3, extra.items()), **(TABLES if trimmed else {})}
 
 
 def qwen35_dspark():
-    """DeepSpec's for Qwen3.5: queries bring a gate, norms are offsets from one, half of each head turns."""
+    """DeepSpec's for Qwen3.5: queries bring a gate, norms are offsets from one, half of each head
+    turns.
+    """
     config, tensors = deepspec()
-    tensors = {name: tensor - 1 if name.endswith("norm.weight") else tensor for name, tensor in tensors.items()}
+    tensors = {
+        name: tensor - 1 if name.endswith("norm.weight") else tensor
+        for name, tensor in tensors.items()
+    }
     for index in range(2):
-        tensors[f"layers.{index}.self_attn.q_proj.weight"] = fill({"q": (2 * HEADS * HD, D)}, 5 + index)["q"]
-    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}
+        tensors[f"layers.{index}.self_attn.q_proj.weight"] = fill(
+            {"q": (2 * HEADS * HD, D)}, 5 + index
+        )["q"]
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [1, 1, 0],
+    }
     config = {name: value for name, value in config.items() if name != "rope_theta"}
-    gated = {"architectures": ["Qwen35DSparkModel"], "model_type": "qwen3_5", "enable_qwen35_gated_q_proj": True}
+    gated = {
+        "architectures": ["Qwen35DSparkModel"],
+        "model_type": "qwen3_5",
+        "enable_qwen35_gated_q_proj": True,
+    }
     return {**config, **gated, "rope_parameters": rope}, tensors
 
 
@@ -137,20 +214,33 @@ def minicpm5_dspark():
     """OpenBMB's: DeepSpec's with the target's tables, and a vocabulary that says it is whole."""
     config, tensors = deepspec()
     tables = ("embed_tokens.weight", "lm_head.weight")
-    said = {"projector_type": "dspark", "draft_vocab_size": V, "auto_map": {"AutoModel": "modeling.Qwen3DSparkModel"}}
-    return {**config, **said}, {name: tensor for name, tensor in tensors.items() if name not in tables}
+    said = {
+        "projector_type": "dspark",
+        "draft_vocab_size": V,
+        "auto_map": {"AutoModel": "modeling.Qwen3DSparkModel"},
+    }
+    return {**config, **said}, {
+        name: tensor for name, tensor in tensors.items() if name not in tables
+    }
 
 
 def convolutions():
     """DFlash2's in two layers, of two taps, four channels sharing a kernel."""
     shapes = {}
-    for conv in (f"layers.{index}.{part}_conv" for index in range(2) for part in ("attention", "mlp")):
-        shapes |= {f"{conv}.base_kernel": (2, 2, D), f"{conv}.kernel_projection.weight": (2 * 2 * D // 4, D)}
+    for conv in (
+        f"layers.{index}.{part}_conv" for index in range(2) for part in ("attention", "mlp")
+    ):
+        shapes |= {
+            f"{conv}.base_kernel": (2, 2, D),
+            f"{conv}.kernel_projection.weight": (2 * 2 * D // 4, D),
+        }
     return shapes
 
 
 def selector(rank=4):
-    shapes = {f"candidate_selector.{name}_codebook": (V, rank) for name in ("predecessor", "successor")}
+    shapes = {
+        f"candidate_selector.{name}_codebook": (V, rank) for name in ("predecessor", "successor")
+    }
     return {**shapes, "candidate_selector.hidden_projection.weight": (rank, D)}
 
 
@@ -159,7 +249,12 @@ SELECTED = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 4, "se
 
 def zlab_dflash2():
     """All of its windows see both ways."""
-    windows = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 7, "use_sliding_window": True, "is_causal": False}
+    windows = {
+        "layer_types": ["sliding_attention"] * 2,
+        "sliding_window": 7,
+        "use_sliding_window": True,
+        "is_causal": False,
+    }
     nested = {**SELECTED, "final_logit_softcapping": 4.0, "output_multiplier": 0.5}
     config, _ = zlab(nested, architectures=["DFlash2DraftModel"], **windows)
     return config, body(2, 3, {**convolutions(), **selector()}.items())
@@ -169,28 +264,61 @@ def dspine():
     """SpecForge's: DFlash's tensors, messages after each layer, and a table of codes."""
     rank, size = 6, 5
     config, _ = zlab(architectures=["DSpineDraftModel"], is_causal=True)
-    config["dspine_config"] = {"transfer_rank": rank, "message_size": size, "top_k": 6, "ce_weight": 0.1, "replacement_layers": 3}
+    config["dspine_config"] = {
+        "transfer_rank": rank,
+        "message_size": size,
+        "top_k": 6,
+        "ce_weight": 0.1,
+        "replacement_layers": 3,
+    }
     shapes = {f"injection.readouts.{index}.weight": (rank, D) for index in range(2)}
     shapes |= {f"injection.writes.{index}.weight": (D, size) for index in range(2)}
     gates = ("message", "receiver_gate", "predecessor_gate")
-    shapes |= {f"injection.{name}.weight": (size, rank) for name in gates} | {"injection.bias": (size,)}
+    shapes |= {f"injection.{name}.weight": (size, rank) for name in gates} | {
+        "injection.bias": (size,)
+    }
     tensors = body(2, 3, {**shapes, "transfer_codes": (V, rank)}.items())
     codes = tensors["transfer_codes"]
-    return config, {**tensors, "transfer_codes": codes / codes.norm(dim=-1, keepdim=True), "transfer_ready": torch.tensor(True)}
+    return config, {
+        **tensors,
+        "transfer_codes": codes / codes.norm(dim=-1, keepdim=True),
+        "transfer_ready": torch.tensor(True),
+    }
 
 
 def refiner(prefix, names, guesses=V, rank=4):
-    shapes = ((V, rank), (guesses, rank), (rank, 5, 5), (2 * rank, rank), (2 * rank, rank), (rank, 2 * rank))
+    shapes = (
+        (V, rank),
+        (guesses, rank),
+        (rank, 5, 5),
+        (2 * rank, rank),
+        (2 * rank, rank),
+        (rank, 2 * rank),
+    )
     linear = {"down_h": (rank, D), "down_g": (rank, D), "in_proj": (rank, 3 * rank)}
-    shapes = {**dict(zip(names, shapes, strict=True)), **{f"{name}.weight": shape for name, shape in linear.items()}}
+    shapes = {
+        **dict(zip(names, shapes, strict=True)),
+        **{f"{name}.weight": shape for name, shape in linear.items()},
+    }
     return {f"{prefix}.{name}": shape for name, shape in shapes.items()}
 
 
 def xpress():
     """As vLLM reads it."""
-    config, _ = zlab({"block_size": None}, architectures=["Qwen3XPressModel"], xpress_block_size=5, xpress_rank=4)
-    names = ("w1.weight", "w2.weight", "mix.L", "mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight")
-    return {**config, "xpress_mlp_hidden": 8, "xpress_num_passes": 6}, body(2, 3, refiner("xpress_head", names).items())
+    config, _ = zlab(
+        {"block_size": None}, architectures=["Qwen3XPressModel"], xpress_block_size=5, xpress_rank=4
+    )
+    names = (
+        "w1.weight",
+        "w2.weight",
+        "mix.L",
+        "mlp.gate_proj.weight",
+        "mlp.up_proj.weight",
+        "mlp.down_proj.weight",
+    )
+    return {**config, "xpress_mlp_hidden": 8, "xpress_num_passes": 6}, body(
+        2, 3, refiner("xpress_head", names).items()
+    )
 
 
 def muse():
@@ -213,7 +341,11 @@ def muse():
 
 def deepspec_gemma4(rank=4, shared=True, **config):
     options, _ = deepspec(rank)
-    options = {**{name: value for name, value in options.items() if name not in SIZES}, **G4, "attention_k_eq_v": shared}
+    options = {
+        **{name: value for name, value in options.items() if name not in SIZES},
+        **G4,
+        "attention_k_eq_v": shared,
+    }
     shapes = {"fc.weight": (D, 3 * D), "hidden_norm.weight": (D,), "norm.weight": (D,), **OWN}
     for index in range(2):
         shapes |= gemma4_layer(f"layers.{index}", shared=shared)

@@ -1,4 +1,6 @@
-"""Tensors by the names and shapes that publishers write, and sizes: what all tiny drafters are made of."""
+"""Tensors by the names and shapes that publishers write, and sizes: what all tiny drafters are made
+of.
+"""
 
 import torch
 
@@ -41,7 +43,11 @@ def fill(shapes, seed):
     found = {}
     for name, shape in shapes.items():
         noise = torch.randn(shape, generator=generator)
-        found[name] = 1 + 0.2 * noise if len(shape) == 1 and "norm" in name else noise * (0.35 if len(shape) > 1 else 0.1)
+        found[name] = (
+            1 + 0.2 * noise
+            if len(shape) == 1 and "norm" in name
+            else noise * (0.35 if len(shape) > 1 else 0.1)
+        )
     return found
 
 
@@ -53,13 +59,25 @@ def body(num_layers, m, extra=(), seed=0):
 
 
 def markov(rank, kind, guesses=V, prefix="markov_head", confidence=None):
-    shapes = {f"{prefix}.markov_w1.weight": (V, rank), f"{prefix}.markov_w2.weight": (guesses, rank)}
+    shapes = {
+        f"{prefix}.markov_w1.weight": (V, rank),
+        f"{prefix}.markov_w2.weight": (guesses, rank),
+    }
     if kind == "gated":
-        shapes |= {f"{prefix}.gate_proj.weight": (rank, D + rank), f"{prefix}.gate_proj.bias": (rank,)}
+        shapes |= {
+            f"{prefix}.gate_proj.weight": (rank, D + rank),
+            f"{prefix}.gate_proj.bias": (rank,),
+        }
     if kind == "rnn":
-        shapes |= {f"{prefix}.joint_proj.weight": (3 * rank, 2 * rank + D), f"{prefix}.joint_proj.bias": (3 * rank,)}
+        shapes |= {
+            f"{prefix}.joint_proj.weight": (3 * rank, 2 * rank + D),
+            f"{prefix}.joint_proj.bias": (3 * rank,),
+        }
     if confidence is not None:
-        shapes |= {"confidence_head.proj.weight": (1, D + (rank if confidence else 0)), "confidence_head.proj.bias": (1,)}
+        shapes |= {
+            "confidence_head.proj.weight": (1, D + (rank if confidence else 0)),
+            "confidence_head.proj.bias": (1,),
+        }
     return shapes
 
 
@@ -85,7 +103,11 @@ G4 = {
     "final_logit_softcapping": 3.0,
     "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000.0},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000.0,
+        },
     },
     "num_target_layers": LAYERS,
     "tie_word_embeddings": False,

@@ -1,6 +1,7 @@
 """The operations of a round and of training, by what they grow with.
 
-An ordinary test run does each once. `make micro` times them and compares with the committed baseline (`growth.py`).
+An ordinary test run does each once. `make micro` times them and compares with the committed
+baseline (`growth.py`).
 """
 
 from collections.abc import Callable, Iterator
@@ -48,7 +49,14 @@ def acceptance(sizes: Sizes) -> Callable[[], object]:
 
     def run() -> None:
         for row in range(sizes.batch):
-            for _ in accept(draft, logits[row], buffer[row : row + 1], sizes.context, LogitsProcessorList(), Greedy()):
+            for _ in accept(
+                draft,
+                logits[row],
+                buffer[row : row + 1],
+                sizes.context,
+                LogitsProcessorList(),
+                Greedy(),
+            ):
                 pass
 
     return run
@@ -58,12 +66,20 @@ def tree_masks(sizes: Sizes) -> Callable[[], object]:
     """Left-padded rows, so that no mask can be left out."""
     prompts = torch.ones(sizes.batch, sizes.context)
     prompts[:, 0] = 0
-    attention = TreeAttention({"full_attention": None}, prompts, torch.full((sizes.batch,), sizes.context - 2), torch.float32)
+    attention = TreeAttention(
+        {"full_attention": None},
+        prompts,
+        torch.full((sizes.batch,), sizes.context - 2),
+        torch.float32,
+    )
     draft = best_first_tree(torch.randn(sizes.K, 256), sizes.N)
 
     def run() -> object:
         sees, depths = tree_shape(draft.parents, sizes.N + 1)
-        every = torch.from_numpy(numpy.stack([sees] * sizes.batch)), torch.from_numpy(numpy.stack([depths] * sizes.batch))
+        every = (
+            torch.from_numpy(numpy.stack([sees] * sizes.batch)),
+            torch.from_numpy(numpy.stack([depths] * sizes.batch)),
+        )
         return attention.inputs([sizes.context] * sizes.batch, *every)
 
     return run
@@ -110,11 +126,15 @@ def reference(sizes: Sizes) -> Callable[[], object]:
 
 
 GROWTH = {
-    tree_building: {"N": (8, 16, 32, 64, 128), "K": (2, 4, 8, 16), "V": (2048, 8192, 32_768, 131_072), "batch": (1, 4, 16)},
-    acceptance: {"N": (8, 16, 32, 64, 128), "K": (2, 4, 8, 16), "V": (2048, 8192, 32_768, 131_072), "batch": (1, 4, 16),
+    tree_building: {"N": (8, 16, 32, 64, 128), "K": (2, 4, 8, 16), "V": (2048, 8192, 32_768,
+    131_072), "batch": (1, 4, 16)},
+    acceptance: {"N": (8, 16, 32, 64, 128), "K": (2, 4, 8, 16), "V": (2048, 8192, 32_768, 131_072),
+    "batch": (1, 4, 16),
                  "context": (256, 1024, 4096, 16_384)},
-    tree_masks: {"N": (8, 16, 32, 64, 128), "batch": (1, 4, 16), "context": (256, 1024, 4096, 16_384)},
-    kept_path: {"N": (8, 16, 32, 64, 128), "batch": (1, 4, 16), "context": (256, 1024, 4096, 16_384)},
+    tree_masks: {"N": (8, 16, 32, 64, 128), "batch": (1, 4, 16), "context": (256, 1024, 4096,
+    16_384)},
+    kept_path: {"N": (8, 16, 32, 64, 128), "batch": (1, 4, 16), "context": (256, 1024, 4096,
+    16_384)},
     training_rows: {"K": (2, 4, 8, 16), "context": (128, 256, 512, 1024)},
 }  # fmt: skip
 
@@ -125,7 +145,13 @@ def cases() -> Iterator:
         for dimension, values in dimensions.items():
             for value in values:
                 sizes = replace(Sizes(), **{dimension: value})
-                yield pytest.param(operation, sizes, dimension, value, id=f"{operation.__name__}-{dimension}-{value}")
+                yield pytest.param(
+                    operation,
+                    sizes,
+                    dimension,
+                    value,
+                    id=f"{operation.__name__}-{dimension}-{value}",
+                )
 
 
 @pytest.mark.parametrize(("operation", "sizes", "dimension", "value"), list(cases()))

@@ -1,4 +1,6 @@
-"""The wheel, as a user gets it: built, installed without extras in an environment of its own, and run."""
+"""The wheel, as a user gets it: built, installed without extras in an environment of its own, and
+run.
+"""
 
 import os
 import subprocess
@@ -19,7 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wheel")]  # one is buil
 
 
 def run(*words, **more):
-    result = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=900, **more)
+    result = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, timeout=900, **more
+    )
     assert result.returncode == 0, f"{words}\n{result.stdout[-3000:]}\n{result.stderr[-3000:]}"
     return result.stdout
 
@@ -27,7 +31,18 @@ def run(*words, **more):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
-    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--wheel-dir",
+        folder,
+        ROOT,
+    )
     return next(folder.glob("*.whl"))
 
 
@@ -57,15 +72,17 @@ def wanted_by(name, found):
         if key not in found:
             found[key] = distribution(needed.name)
             for extra in needed.extras:
-                assert not any(f'extra == "{extra}"' in more for more in found[key].requires or []), (
-                    f"{needed}: follow its extras"
-                )
+                assert not any(
+                    f'extra == "{extra}"' in more for more in found[key].requires or []
+                ), f"{needed}: follow its extras"
             wanted_by(key, found)
     return found
 
 
 def test_it_runs_without_extras(wheel, hub, tmp_path):
-    """An environment with what the wheel asks for and nothing else: linked, for it is installed here, and not once more."""
+    """An environment with what the wheel asks for and nothing else: linked, for it is installed
+    here, and not once more.
+    """
     place = tmp_path / "venv"
     run(sys.executable, "-m", "venv", place)
     python = place / "bin" / "python"
@@ -81,7 +98,9 @@ def test_it_runs_without_extras(wheel, hub, tmp_path):
     paradraft = place / "bin" / "paradraft"
     here = {"env": environment, "cwd": tmp_path}
     assert "PARD drafter" in run(paradraft, "info", FAMILY / "pard", **here)
-    shown = run(paradraft, "demo", "--seconds", "5", "--per-category", "1", "--max-new-tokens", "8", **here)
+    shown = run(
+        paradraft, "demo", "--seconds", "5", "--per-category", "1", "--max-new-tokens", "8", **here
+    )
     assert "pard-tree-k12-auto" in shown
     assert "identical to" in shown
     assert "Warning" not in shown

@@ -1,4 +1,6 @@
-"""The endpoint without a network: what no client of OpenAI's library would send, and what no server should say."""
+"""The endpoint without a network: what no client of OpenAI's library would send, and what no server
+should say.
+"""
 
 import json
 import time
@@ -32,25 +34,45 @@ def test_a_token_that_the_model_does_not_know_is_refused(more, client):
     answer = client.post("/v1/completions", json={**ASKED, **more})
     assert answer.status_code == 400
     assert f"the token {VOCAB}" in answer.json()["error"]["message"]
-    chat = client.post("/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": "a <extra>"}]})
+    chat = client.post(
+        "/v1/chat/completions",
+        json={"model": "tiny", "messages": [{"role": "user", "content": "a <extra>"}]},
+    )
     assert chat.status_code == 400
     assert client.post("/v1/completions", json=ASKED).status_code == 200
 
 
 def test_a_chat_without_a_token_is_refused(client, monkeypatch):
     monkeypatch.setattr("hf_paradraft.serve.requests.encode_chat_prompt", lambda *_: [])
-    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": [{"role": "user", "content": ""}]})
-    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "messages: the text is empty.")
+    answer = client.post(
+        "/v1/chat/completions",
+        json={"model": "tiny", "messages": [{"role": "user", "content": ""}]},
+    )
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        400,
+        "messages: the text is empty.",
+    )
 
 
 def test_thoughts_of_earlier_turns_reach_the_template(client, monkeypatch):
     """Under both names that templates ask for."""
     read = []
-    monkeypatch.setattr("hf_paradraft.serve.requests.encode_chat_prompt", lambda _, turns, tools: read.append(turns) or [1, 2])
-    turns = [{"role": "assistant", "content": "a", "reasoning_content": "b"}, {"role": "user", "content": "c"}]
-    answer = client.post("/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 1})
+    monkeypatch.setattr(
+        "hf_paradraft.serve.requests.encode_chat_prompt",
+        lambda _, turns, tools: read.append(turns) or [1, 2],
+    )
+    turns = [
+        {"role": "assistant", "content": "a", "reasoning_content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    answer = client.post(
+        "/v1/chat/completions", json={"model": "tiny", "messages": turns, "max_tokens": 1}
+    )
     assert answer.status_code == 200
-    assert read[0] == [{"role": "assistant", "content": "a", "reasoning_content": "b", "thinking": "b"}, turns[1]]
+    assert read[0] == [
+        {"role": "assistant", "content": "a", "reasoning_content": "b", "thinking": "b"},
+        turns[1],
+    ]
 
 
 @pytest.mark.parametrize("name", ["str", "int", "a[b"])
@@ -60,7 +82,9 @@ def test_an_unknown_field_is_refused_by_its_name(name, client):
 
 
 def events(client, **more):
-    lines = client.post("/v1/completions", json={**ASKED, "stream": True, **more}).text.split("\n\n")
+    lines = client.post("/v1/completions", json={**ASKED, "stream": True, **more}).text.split(
+        "\n\n"
+    )
     return [line.removeprefix("data: ") for line in lines if line]
 
 
@@ -87,17 +111,22 @@ def test_every_chunk_speaks_of_usage_where_it_is_wanted(client):
     assert all("usage" not in json.loads(chunk) for chunk in events(client)[:-1])
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "temperature", "top_p", "seed", "stream", "model", "n"])
+@pytest.mark.parametrize(
+    "name", ["max_tokens", "temperature", "top_p", "seed", "stream", "model", "n"]
+)
 @pytest.mark.parametrize("value", [[], {}])
 def test_an_empty_list_is_no_number(name, value, client):
     answer = client.post("/v1/completions", json={**ASKED, name: value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
 
 
-@pytest.mark.parametrize("config", [{"use_cache": False}, {"output_attentions": True}, {"output_hidden_states": True}])
+@pytest.mark.parametrize(
+    "config", [{"use_cache": False}, {"output_attentions": True}, {"output_hidden_states": True}]
+)
 def test_a_saved_config_without_a_cache_fails_no_request(config):
     target = tiny_model(dtype=torch.float32)
-    dicts = any(name.startswith("output") for name in config)  # as it is made where there is no generation_config.json
+    # as it is made where there is no generation_config.json
+    dicts = any(name.startswith("output") for name in config)
     target.generation_config.update(**config, return_dict_in_generate=dicts)
     service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny")
     with TestClient(make_app(service), raise_server_exceptions=False) as client:
@@ -109,9 +138,18 @@ def test_a_saved_config_without_a_cache_fails_no_request(config):
     [
         ({"prompt": [{}] * 300_000}, "prompt"),
         ({"messages": [1] * 1_000_000, "prompt": None}, "messages.0"),
-        ({"messages": [{"role": "user", "content": [{}] * 300_000}], "prompt": None}, "messages.0.content"),
+        (
+            {"messages": [{"role": "user", "content": [{}] * 300_000}], "prompt": None},
+            "messages.0.content",
+        ),
         ({"messages": [{"role": "user", "content": "a"}] * 4097, "prompt": None}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}], "prompt": None}, "messages.0.content"),
+        (
+            {
+                "messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}],
+                "prompt": None,
+            },
+            "messages.0.content",
+        ),
         ({f"x{number}": 1 for number in range(200_000)}, None),
         ({"a" * 1_000_000: 1}, "a" * 80),
         ({"stop": "a" * 200_000}, "stop"),
@@ -125,7 +163,9 @@ def test_a_saved_config_without_a_cache_fails_no_request(config):
 )
 def test_the_first_of_many_wrong_things_says_enough(client, wrong, param):
     """They took seconds and gigabytes, in which nobody else was answered."""
-    body = json.dumps({name: value for name, value in {**ASKED, **wrong}.items() if value is not None})
+    body = json.dumps(
+        {name: value for name, value in {**ASKED, **wrong}.items() if value is not None}
+    )
     begun = time.monotonic()
     path = "/v1/chat/completions" if "messages" in wrong else "/v1/completions"
     said = client.post(path, content=body, headers={"Content-Type": "application/json"})
@@ -138,7 +178,14 @@ def test_the_first_of_many_wrong_things_says_enough(client, wrong, param):
 def test_the_key_is_asked_for_first():
     service = Service(Scheduler(tiny_model(), None), make_tokenizer(), "tiny", "sesame")
     with TestClient(make_app(service)) as client:
-        for path in ("/v1/completions", "/v1/models", "/metrics", "/docs", "/openapi.json", "/nothing"):
+        for path in (
+            "/v1/completions",
+            "/v1/models",
+            "/metrics",
+            "/docs",
+            "/openapi.json",
+            "/nothing",
+        ):
             assert client.post(path, content="{").status_code == 401
         assert client.get("/health").status_code == 200
         key = {"Authorization": "Bearer sesame"}
@@ -150,17 +197,23 @@ def test_usage_counts_no_token_after_a_stop():
     target = tiny_model(dtype=torch.float32)
     service = Service(Scheduler(target, near_copy(target)), make_tokenizer(), "tiny")
     with TestClient(make_app(service)) as client:
-        text = client.post("/v1/completions", json={**ASKED, "max_tokens": 40}).json()["choices"][0]["text"]
+        text = client.post("/v1/completions", json={**ASKED, "max_tokens": 40}).json()["choices"][
+            0
+        ]["text"]
         asked = {**ASKED, "max_tokens": 40, "stop": text.split()[2]}
         usage = client.post("/v1/completions", json=asked).json()["usage"]
     assert usage["completion_tokens"] <= 4
-    assert usage["completion_tokens_details"]["accepted_prediction_tokens"] <= usage["completion_tokens"]
+    assert (
+        usage["completion_tokens_details"]["accepted_prediction_tokens"]
+        <= usage["completion_tokens"]
+    )
 
 
 def test_a_long_stop_text_costs_no_time():
     """Each of its beginnings was cut out in every round."""
     tokenizer = make_tokenizer()
-    writer, token = Writer(tokenizer, ["a" * 100_000, "a " * 100_000]), tokenizer("a")["input_ids"][-1]
+    writer = Writer(tokenizer, ["a" * 100_000, "a " * 100_000])
+    token = tokenizer("a")["input_ids"][-1]
     begun = time.monotonic()
     for _ in range(200):
         writer.push([token])
@@ -174,10 +227,15 @@ def test_a_long_stop_text_costs_no_time():
         {"tools": [{"type": "function", "function": {"name": "\ud800"}}]},
         {"messages": [{"role": "user", "content": "\ud800"}]},
         {"messages": [{"role": "assistant", "tool_calls": [
-            {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": "\\ud800"}'}}]}]},
+            {"id": "a", "type": "function", "function": {"name": "f",
+            "arguments": '{"a": "\\ud800"}'}}]}]},
     ],
 )  # fmt: skip
 def test_half_a_character_is_the_clients_fault(client, more):
     body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **more}
-    sent = {"content": json.dumps(body), "headers": {"Content-Type": "application/json"}}  # in ASCII
+    # in ASCII
+    sent = {
+        "content": json.dumps(body),
+        "headers": {"Content-Type": "application/json"},
+    }
     assert client.post("/v1/chat/completions", **sent).status_code < 500

@@ -20,7 +20,13 @@ def write_texts(target, drafter, count):
     with set_drafter(target, drafter):
         for seed in range(count):
             torch.manual_seed(seed)
-            target.generate(torch.randint(1, 31, (1, 3)), max_new_tokens=24, do_sample=True, temperature=0.3, pad_token_id=0)
+            target.generate(
+                torch.randint(1, 31, (1, 3)),
+                max_new_tokens=24,
+                do_sample=True,
+                temperature=0.3,
+                pad_token_id=0,
+            )
 
 
 def test_what_was_learned_is_saved_and_used(tmp_path, capsys):
@@ -38,12 +44,17 @@ def test_what_was_learned_is_saved_and_used(tmp_path, capsys):
     lessons(lambda: False)
     assert len(lessons.follow.lessons) == 1  # nothing is new
     saved = AutoDrafter.from_pretrained(tmp_path / "taught")
-    assert all(torch.equal(one, other) for one, other in zip(saved.parameters(), drafter.parameters(), strict=True))
+    assert all(
+        torch.equal(one, other)
+        for one, other in zip(saved.parameters(), drafter.parameters(), strict=True)
+    )
 
 
 @pytest.mark.parametrize("patience", [1, 20, 60])
 def test_a_lesson_is_given_up_when_somebody_waits_and_given_later(patience, tmp_path):
-    """Before its first step, in it, after it: at most one text is read meanwhile, and the weights are as they were."""
+    """Before its first step, in it, after it: at most one text is read meanwhile, and the weights
+    are as they were.
+    """
     target, drafter = pair()
     lessons, asked = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught"), []
     lessons.follow.learning_rate = 5e-3
@@ -58,7 +69,8 @@ def test_a_lesson_is_given_up_when_somebody_waits_and_given_later(patience, tmp_
 
 def test_a_lesson_that_fails_stops_nothing(tmp_path, monkeypatch, caplog):
     target, drafter = pair()
-    lessons, before = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught"), drafter.state_dict()
+    lessons = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught")
+    before = drafter.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
     write_texts(target, drafter, LEAST)
     monkeypatch.setattr(type(lessons.follow), "learn", lambda *args, **kwargs: 1 / 0)

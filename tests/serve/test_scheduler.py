@@ -1,4 +1,6 @@
-"""Requests that are answered together: each has the text that it has alone, whoever joins, leaves, or fails."""
+"""Requests that are answered together: each has the text that it has alone, whoever joins, leaves,
+or fails.
+"""
 
 import time
 from queue import Queue
@@ -45,7 +47,9 @@ def answer(news):
 
 def alone(ids, seed=None, **options):
     """What `generate` writes behind a prompt."""
-    options = {name: value for name, value in options.items() if name not in ("drafts", "prediction")}
+    options = {
+        name: value for name, value in options.items() if name not in ("drafts", "prediction")
+    }
     if seed is not None:
         torch.manual_seed(seed)
     out = TARGET.generate(torch.tensor([ids]), **{**GREEDY, "max_new_tokens": 20, **options})
@@ -73,7 +77,11 @@ BEGINNING = st.sampled_from([[], [5, 3, 2, 9, 4], [5, 3, 2, 9, 4, 7, 7, 1], [5, 
 REQUEST = st.tuples(
     st.builds(list.__add__, BEGINNING, st.lists(st.integers(1, EOS - 1), min_size=1, max_size=12)),
     st.fixed_dictionaries(
-        {"max_new_tokens": st.integers(1, 30), "drafts": st.booleans(), "prefill_chunk_size": st.sampled_from([None, 3])},
+        {
+            "max_new_tokens": st.integers(1, 30),
+            "drafts": st.booleans(),
+            "prefill_chunk_size": st.sampled_from([None, 3]),
+        },
         optional={"prediction": st.lists(st.integers(1, 6), min_size=1, max_size=30)},
     ),
     st.none() | st.integers(0, 99),
@@ -142,7 +150,9 @@ def test_a_request_that_fails_leaves_the_others_alone(serving):
 
 
 def test_a_request_that_fails_in_a_round_of_all_fails_alone(serving):
-    """Scores that nothing can be drawn from, a processor that breaks late: the others' answers were failed with it."""
+    """Scores that nothing can be drawn from, a processor that breaks late: the others' answers were
+    failed with it.
+    """
     scheduler = serving(DRAFTERS["pard"])
 
     def late(ids, scores):
@@ -152,7 +162,14 @@ def test_a_request_that_fails_in_a_round_of_all_fails_alone(serving):
 
     good = [job([5, 3, number], max_new_tokens=60, eos_token_id=None) for number in (4, 7)]
     failing, told = job([5, 3], logits_processor=[late], max_new_tokens=60, eos_token_id=None)
-    odd, heard = job([5, 3], do_sample=True, seed=0, repetition_penalty=1e-300, max_new_tokens=60, eos_token_id=None)
+    odd, heard = job(
+        [5, 3],
+        do_sample=True,
+        seed=0,
+        repetition_penalty=1e-300,
+        max_new_tokens=60,
+        eos_token_id=None,
+    )
     for request in (good[0][0], failing, odd, good[1][0]):
         scheduler.submit(request)
     assert "a processor that breaks" in str(answer(told))
@@ -176,9 +193,17 @@ def test_who_waits_when_the_server_ends_is_told():
 def test_targets_that_could_read_images_answer_together():
     """Gemma 3's class hands on an empty mapping of images with every text."""
     torch.manual_seed(0)
-    eyes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8}
+    eyes = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 8,
+    }
     mind = {**SHARED, "head_dim": 8, "sliding_window": 64, "query_pre_attn_scalar": 8}
-    config = Gemma3Config(text_config=mind, vision_config={**eyes, "patch_size": 4}, mm_tokens_per_image=4)
+    config = Gemma3Config(
+        text_config=mind, vision_config={**eyes, "patch_size": 4}, mm_tokens_per_image=4
+    )
     target = Gemma3ForConditionalGeneration(config).eval()
     scheduler = Scheduler(target, NgramDrafter(), max_batch_size=3)
     prompts = [[1, 2, 3, 4, 1, 2], [5, 6], [7, 8, 9]]
@@ -193,7 +218,8 @@ def test_targets_that_could_read_images_answer_together():
 
 
 def test_a_full_queue_says_so():
-    scheduler = Scheduler(TARGET, None, max_batch_size=1, max_queue=2)  # not started: nobody is answered
+    # not started: nobody is answered
+    scheduler = Scheduler(TARGET, None, max_batch_size=1, max_queue=2)
     for _ in range(1 + 2):  # a place, and the queue
         scheduler.submit(job([5])[0])
     with pytest.raises(QueueFull, match="2 requests are waiting already"):
@@ -267,7 +293,9 @@ def test_a_listener_that_fails_stops_nothing(serving):
 
 
 def test_nobody_waits_for_more_tokens_than_its_own_prompt_has():
-    """What others have read is counted, whoever has left meanwhile; a long prompt is not overtaken by ever new short ones."""
+    """What others have read is counted, whoever has left meanwhile; a long prompt is not overtaken
+    by ever new short ones.
+    """
     scheduler = Scheduler(TARGET, None, max_batch_size=2)  # not started: its rounds are run here
     scheduler.piece = 8
 

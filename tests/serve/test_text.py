@@ -15,7 +15,11 @@ from hf_paradraft.serve.text import Writer
 TOKENIZER = AutoTokenizer.from_pretrained(FAMILY / "target")
 
 
-@given(st.text("abcn\n é", max_size=40), st.lists(st.text("abcn\n ", min_size=1, max_size=4), max_size=3), st.integers(1, 5))
+@given(
+    st.text("abcn\n é", max_size=40),
+    st.lists(st.text("abcn\n ", min_size=1, max_size=4), max_size=3),
+    st.integers(1, 5),
+)
 def test_a_text_ends_before_the_first_stop(text, stops, size):
     ids = TOKENIZER(text, add_special_tokens=False)["input_ids"]
     writer, shown = Writer(TOKENIZER, stops), ""
@@ -40,10 +44,18 @@ def test_a_text_that_ends_in_half_a_character_is_decodes(ids):
 
 
 def by_bytes():
-    """A tokenizer with byte fallback, as Llama 2's: a run of bytes that is no text has as many stray characters."""
+    """A tokenizer with byte fallback, as Llama 2's: a run of bytes that is no text has as many
+    stray characters.
+    """
     vocabulary = ["</s>", "<0x0A>", "<0xF0>", "▁a", "<0xC3>", "<0xA9>", "b", "<unk>"]
-    backend = Tokenizer(models.BPE(dict(zip(vocabulary, range(8), strict=True)), [], unk_token="<unk>", byte_fallback=True))
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    backend = Tokenizer(
+        models.BPE(
+            dict(zip(vocabulary, range(8), strict=True)), [], unk_token="<unk>", byte_fallback=True
+        )
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
 
 
@@ -53,14 +65,18 @@ def test_stray_bytes_behind_whole_characters_cost_no_other_text(ids):
     writer = Writer(tokenizer, [])
     shown = writer.push(ids) + writer.end()
     whole = tokenizer.decode(ids)
-    # What was a character when it was shown is a stray one in the whole text; everything else is the same.
-    assert [part for part in re.split("[\n�é𩩩]+", shown) if part] == [part for part in re.split("[\n�é𩩩]+", whole) if part]
+    # What was a character when it was shown is a stray one in the whole text; everything else is
+    # the same.
+    assert [part for part in re.split("[\n�é𩩩]+", shown) if part] == [
+        part for part in re.split("[\n�é𩩩]+", whole) if part
+    ]
     if "�" not in whole:
         assert shown == whole
 
 
 @pytest.mark.parametrize(
-    ("stops", "shown"), [(["days"], "The exam is 2 "), (["2", "exam"], "The "), (["never"], "The exam is 2 days")]
+    ("stops", "shown"),
+    [(["days"], "The exam is 2 "), (["2", "exam"], "The "), (["never"], "The exam is 2 days")],
 )
 def test_tokens_are_counted_up_to_the_stop(stops, shown):
     ids = TOKENIZER("The exam is 2 days", add_special_tokens=False)["input_ids"]
@@ -70,16 +86,27 @@ def test_tokens_are_counted_up_to_the_stop(stops, shown):
 
 
 def llamas():
-    """A tokenizer of Llama 2's kind: a word begins with a mark, and the first space of a text is none of it."""
+    """A tokenizer of Llama 2's kind: a word begins with a mark, and the first space of a text is
+    none of it.
+    """
     vocabulary = ["<s>", "</s>", "<|user|>", "▁the", "▁cat", "▁sat", "s", "<unk>"]
-    backend = Tokenizer(models.BPE({word: index for index, word in enumerate(vocabulary)}, [], unk_token="<unk>"))
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    backend = Tokenizer(
+        models.BPE({word: index for index, word in enumerate(vocabulary)}, [], unk_token="<unk>")
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", additional_special_tokens=["<|user|>"]
+        tokenizer_object=backend,
+        bos_token="<s>",
+        eos_token="</s>",
+        additional_special_tokens=["<|user|>"],
     )
 
 
-@pytest.mark.parametrize(("prompt", "shown"), [([0, 3, 4], " sat the"), ([0], "sat the"), ([], "sat the")])
+@pytest.mark.parametrize(
+    ("prompt", "shown"), [([0, 3, 4], " sat the"), ([0], "sat the"), ([], "sat the")]
+)
 def test_a_text_is_what_the_whole_decodes_to_less_what_the_prompt_does(prompt, shown):
     tokenizer = llamas()
     assert text_after(tokenizer, prompt, [5, 3]) == shown

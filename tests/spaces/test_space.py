@@ -1,4 +1,6 @@
-"""The Space as people meet it: over HTTP, with the real client and a real browser, friendly and hostile."""
+"""The Space as people meet it: over HTTP, with the real client and a real browser, friendly and
+hostile.
+"""
 
 import contextlib
 import os
@@ -31,7 +33,9 @@ PROMPT = "Write as JSON:\nname: Mia\ncity: Oslo\nage: 31"
 
 @pytest.fixture(scope="module")
 def space():
-    with TOOLS["running_space"](OMP_NUM_THREADS="1", SECONDS_PER_REQUEST="20", MAX_NEW_TOKENS="256") as running:
+    with TOOLS["running_space"](
+        OMP_NUM_THREADS="1", SECONDS_PER_REQUEST="20", MAX_NEW_TOKENS="256"
+    ) as running:
         yield running
 
 
@@ -53,7 +57,9 @@ def test_files_are_not_taken(space):
     import httpx
 
     for size in (2, 200_000):
-        answer = httpx.post(f"{space[0].rstrip('/')}/gradio_api/upload", files={"files": ("a.txt", b"x" * size)})
+        answer = httpx.post(
+            f"{space[0].rstrip('/')}/gradio_api/upload", files={"files": ("a.txt", b"x" * size)}
+        )
         assert answer.status_code == 413
 
 
@@ -67,12 +73,20 @@ def test_it_streams_both_answers_and_says_whether_they_are_the_same(client):
     assert "identical" in said or "near-tie" in said
     if "identical" in said:
         assert text_of(left) == text_of(right)
-    assert {piece["class_or_confidence"] for piece in right} <= {"drafted and accepted", "the target's own"}
+    assert {piece["class_or_confidence"] for piece in right} <= {
+        "drafted and accepted",
+        "the target's own",
+    }
     assert any(piece["class_or_confidence"] == "drafted and accepted" for piece in right)
 
 
 @pytest.mark.parametrize(
-    "method", ["PARD, a chain of guesses", "transformers' prompt lookup", "transformers' assisted generation"]
+    "method",
+    [
+        "PARD, a chain of guesses",
+        "transformers' prompt lookup",
+        "transformers' assisted generation",
+    ],
 )
 def test_every_method(client, method):
     left, right, *_, said = ask(client, PROMPT, method)
@@ -122,7 +136,10 @@ def test_a_temperature_that_logits_overflow_at_is_greedy(client):
 def test_numbers_out_of_range(client, numbers):
     k, tree, temperature, tokens = numbers
     with contextlib.suppress(AppError):  # gradio itself refuses what is beyond a slider
-        assert "The outputs" in ask(client, PROMPT, k=k, tree=tree, temperature=temperature, tokens=tokens)[-1]
+        assert (
+            "The outputs"
+            in ask(client, PROMPT, k=k, tree=tree, temperature=temperature, tokens=tokens)[-1]
+        )
     assert "The outputs" in ask(client, PROMPT, tokens=8)[-1]
 
 
@@ -144,7 +161,9 @@ def test_large_bodies_take_no_memory(space, client, announced):
             yield b"x" * 2**20
 
     def send(_):
-        headers = {"content-type": "application/json"} | ({"content-length": str(40 * 2**20 + 11)} if announced else {})
+        headers = {"content-type": "application/json"} | (
+            {"content-length": str(40 * 2**20 + 11)} if announced else {}
+        )
         try:
             return httpx.post(join, content=body(), headers=headers, timeout=60).status_code
         except (httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):  # it hangs up
@@ -164,13 +183,19 @@ def test_twenty_people_at_once_get_their_own_answers(space, client):
     assert len({plain for plain, _ in alone}) > 15
     before = resident(space[1])
     with ThreadPoolExecutor(20) as people:
-        answers = list(people.map(lambda prompt: ask(Client(space[0], verbose=False), prompt, tokens=8), prompts))
+        answers = list(
+            people.map(
+                lambda prompt: ask(Client(space[0], verbose=False), prompt, tokens=8), prompts
+            )
+        )
     assert [[text_of(spans) for spans in answer[:2]] for answer in answers] == alone
     assert resident(space[1]) - before < 300
 
 
 def test_stopped_requests_make_room(client):
-    job = client.submit("Write in Python:\nf(x): Return x.", max_new_tokens=256, api_name="/compare")
+    job = client.submit(
+        "Write in Python:\nf(x): Return x.", max_new_tokens=256, api_name="/compare"
+    )
     next(iter(job))
     job.cancel()
     began = time.monotonic()
@@ -184,7 +209,9 @@ def test_a_pair_of_another_kind(tmp_path):
     target.generation_config.eos_token_id = None
     target.save_pretrained(tmp_path / "target")
     make_tokenizer(size=200).save_pretrained(tmp_path / "target")
-    hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(tmp_path / "drafter")
+    hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2).save_pretrained(
+        tmp_path / "drafter"
+    )
     pair = {"TARGET": str(tmp_path / "target"), "DRAFTER": str(tmp_path / "drafter")}
     limits = {"SECONDS_PER_REQUEST": "3", "MAX_NEW_TOKENS": "30000"}
     with TOOLS["running_space"](OMP_NUM_THREADS="1", **pair, **limits) as (url, _):
@@ -193,7 +220,10 @@ def test_a_pair_of_another_kind(tmp_path):
             *_, said = ask(client, "b c d", f"ParallelSpec, a {shape} of guesses", k=12, tokens=16)
             assert "The outputs" in said
         began = time.monotonic()
-        assert "Stopped after" in ask(client, "b c d", "ParallelSpec, a tree of guesses", tokens=30_000)[-1]
+        assert (
+            "Stopped after"
+            in ask(client, "b c d", "ParallelSpec, a tree of guesses", tokens=30_000)[-1]
+        )
         assert time.monotonic() - began < 12
 
 
@@ -201,11 +231,26 @@ def test_the_public_model_alone(tmp_path):
     """Its drafters come along."""
     tiny_model().save_pretrained(tmp_path / "SmolLM2-135M-Instruct")
     make_tokenizer().save_pretrained(tmp_path / "SmolLM2-135M-Instruct")
-    environment = {**os.environ, "TARGET": str(tmp_path / "SmolLM2-135M-Instruct"), "PYTHONPATH": str(ROOT)}
+    environment = {
+        **os.environ,
+        "TARGET": str(tmp_path / "SmolLM2-135M-Instruct"),
+        "PYTHONPATH": str(ROOT),
+    }
     code = "import app; print(list(app.METHODS), app.drafter.speculation_config.prompt_lookup)"
-    shown = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "spaces", env=environment, capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT / "spaces",
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
     assert shown.returncode == 0, shown.stderr
-    for method in ("EAGLE-3, a tree of guesses", "EAGLE-3, a chain of guesses", "PPD, prompt tokens", "True"):
+    for method in (
+        "EAGLE-3, a tree of guesses",
+        "EAGLE-3, a chain of guesses",
+        "PPD, prompt tokens",
+        "True",
+    ):
         assert method in shown.stdout
 
 
@@ -226,7 +271,10 @@ def test_characters_of_several_tokens_come_whole():
 @pytest.mark.browser
 @pytest.mark.skipif(
     not (shutil.which("chromium") or shutil.which("google-chrome")),
-    reason="no browser on this machine; .ci/run installs one where it can, elsewhere: apt-get install chromium",
+    reason=(
+        "no browser on this machine; .ci/run installs one where it can, elsewhere: apt-get install "
+        "chromium"
+    ),
 )
 @pytest.mark.parametrize(("width", "height"), [(1200, 1500), (390, 1800)])
 def test_in_a_browser(space, tmp_path_factory, width, height):
@@ -251,7 +299,11 @@ def test_front_matter():
     assert (ROOT / "spaces" / data["app_file"]).exists()
     assert float(data["python_version"]) >= 3.11
     assert len(data["short_description"]) <= 60
-    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
     assert data["sdk_version"] == pinned["gradio"]
 
 

@@ -1,4 +1,6 @@
-"""States that are caught while answers are written are those that the target has of the finished texts."""
+"""States that are caught while answers are written are those that the target has of the finished
+texts.
+"""
 
 import copy
 import json
@@ -48,15 +50,28 @@ def prompt_tokens(target):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", [nothing, small_model, layer, prompt_tokens])
 def test_states_are_those_of_the_finished_texts(drafter, temperature, tmp_path, monkeypatch):
-    """Some answers end early, others join the batch, and long texts are cut; nothing is run again."""
+    """Some answers end early, others join the batch, and long texts are cut; nothing is run
+    again.
+    """
     target, tokenizer = tiny_model(num_hidden_layers=8), make_tokenizer()
     target.generation_config.eos_token_id = 5
-    prompts, answers, folder = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl", tmp_path / "states"
-    prompts.write_text("".join(json.dumps({"text": "a b c d e f g h"[: 1 + 2 * (n % 8)]}) + "\n" for n in range(11)))
+    prompts, answers = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    folder = tmp_path / "states"
+    prompts.write_text(
+        "".join(
+            json.dumps({"text": "a b c d e f g h"[: 1 + 2 * (n % 8)]}) + "\n" for n in range(11)
+        )
+    )
     states = TargetStates(target, (1, 4), folder=folder)
-    writer = Target(target, tokenizer, 16, 4, temperature, 0, drafter(target), states=states, max_length=LENGTH)
+    writer = Target(
+        target, tokenizer, 16, 4, temperature, 0, drafter(target), states=states, max_length=LENGTH
+    )
     plain = Target(target, tokenizer, 16, 4, temperature)
-    assert regenerate(writer, prompts, answers) == regenerate(plain, prompts, tmp_path / "plain.jsonl") == 11
+    assert (
+        regenerate(writer, prompts, answers)
+        == regenerate(plain, prompts, tmp_path / "plain.jsonl")
+        == 11
+    )
     assert answers.read_text() == (tmp_path / "plain.jsonl").read_text()
     rows = encode_rows(load_rows(answers), tokenizer, LENGTH)
     texts = {tuple(ids) for ids in rows["input_ids"]}
@@ -71,7 +86,10 @@ def test_states_are_those_of_the_finished_texts(drafter, temperature, tmp_path, 
         read = torch.arange(len(text) - 1)
         for key in (1, 4, "normed"):
             torch.testing.assert_close(caught[key][:, read], expected[text][key][:, read])
-        chances = [source.probabilities(of, read * 0, read) for source, of in ((fresh, expected[text]), (cached, caught))]
+        chances = [
+            source.probabilities(of, read * 0, read)
+            for source, of in ((fresh, expected[text]), (cached, caught))
+        ]
         torch.testing.assert_close(*chances)
 
 
@@ -92,18 +110,57 @@ def test_states_that_no_training_could_take_are_refused(tmp_path):
     target.save_pretrained(tmp_path / "target")
     make_tokenizer().save_pretrained(tmp_path / "target")
     (tmp_path / "prompts.jsonl").write_text('{"text": "a b c"}\n')
-    words = ["regenerate", "--target", str(tmp_path / "target"), "--output", str(tmp_path / "answers.jsonl")]
+    words = [
+        "regenerate",
+        "--target",
+        str(tmp_path / "target"),
+        "--output",
+        str(tmp_path / "answers.jsonl"),
+    ]
     for more, message in (
         (["--prompts", str(tmp_path / "none.jsonl")], "There is no file"),
         (["--prompts", str(tmp_path / "prompts.jsonl"), "--max-length", "9"], "pass both"),
-        (["--prompts", str(tmp_path / "prompts.jsonl"), "--states", str(tmp_path / "states"), "--dtype", "float16"], "--dtype"),
-        (["--prompts", str(tmp_path / "prompts.jsonl"), "--states", str(tmp_path / "prompts.jsonl")], "is a file"),
-        (["--prompts", str(tmp_path / "prompts.jsonl"), "--seed", str(2**64), "--temperature", "1"], "less than or equal"),
-        (["--prompts", str(tmp_path / "prompts.jsonl"), "--temperature", "inf"], "a number from 0.001 on"),
+        (
+            [
+                "--prompts",
+                str(tmp_path / "prompts.jsonl"),
+                "--states",
+                str(tmp_path / "states"),
+                "--dtype",
+                "float16",
+            ],
+            "--dtype",
+        ),
+        (
+            [
+                "--prompts",
+                str(tmp_path / "prompts.jsonl"),
+                "--states",
+                str(tmp_path / "prompts.jsonl"),
+            ],
+            "is a file",
+        ),
+        (
+            [
+                "--prompts",
+                str(tmp_path / "prompts.jsonl"),
+                "--seed",
+                str(2**64),
+                "--temperature",
+                "1",
+            ],
+            "less than or equal",
+        ),
+        (
+            ["--prompts", str(tmp_path / "prompts.jsonl"), "--temperature", "inf"],
+            "a number from 0.001 on",
+        ),
     ):
         result = CliRunner().invoke(app, [*words, *more])
         assert result.exit_code != 0
-        assert message in " ".join(f"{result.output} {result.exception}".replace("│", "").split()), more
+        assert message in " ".join(
+            f"{result.output} {result.exception}".replace("│", "").split()
+        ), more
     assert sorted(file.name for file in tmp_path.iterdir()) == ["prompts.jsonl", "target"]
 
 

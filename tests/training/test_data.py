@@ -24,7 +24,13 @@ def write(path, rows):
 
 def test_text_is_labelled_throughout_and_ends(tokenizer):
     encoded = encode_text(tokenizer, "b c d")
-    assert encoded["input_ids"] == [2, 3, 4, EOS]  # the padding token is the end token too: it stays a label
+    # the padding token is the end token too: it stays a label
+    assert encoded["input_ids"] == [
+        2,
+        3,
+        4,
+        EOS,
+    ]
     assert encoded["labels"] == encoded["input_ids"]
     assert encode_text(tokenizer, "b c d", finished=False)["input_ids"] == [2, 3, 4]
 
@@ -46,7 +52,9 @@ def test_only_assistant_turns_are_labelled(tokenizer):
 
 
 def test_rows_are_finished_unless_they_say_otherwise(tokenizer, tmp_path):
-    rows = load_rows(write(tmp_path / "rows.jsonl", [{"text": "b c", "finished": False}, {"text": "b c"}]))
+    rows = load_rows(
+        write(tmp_path / "rows.jsonl", [{"text": "b c", "finished": False}, {"text": "b c"}])
+    )
     assert [row["input_ids"] for row in encode_rows(rows, tokenizer, 9)] == [[2, 3], [2, 3, EOS]]
 
 
@@ -76,7 +84,9 @@ def test_conversations_keep_thoughts_and_calls(tmp_path):
 
 
 def test_rows_without_labels_are_left_out(tokenizer, tmp_path):
-    question = {"messages": [{"role": "user", "content": "b c d"}, {"role": "assistant", "content": "c"}]}
+    question = {
+        "messages": [{"role": "user", "content": "b c d"}, {"role": "assistant", "content": "c"}]
+    }
     unanswered = {"messages": [{"role": "user", "content": "b"}]}
     file = write(tmp_path / "rows.jsonl", [question, unanswered])
     assert len(encode_rows(load_rows(file), tokenizer, max_length=20)) == 1
@@ -100,7 +110,10 @@ def test_missing_empty_and_broken_files_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"messages": [{"from": "human", "value": "b"}]}, r"Row 2: A turn needs 'role' and 'content'.*'from': 'human'"),
+        (
+            {"messages": [{"from": "human", "value": "b"}]},
+            r"Row 2: A turn needs 'role' and 'content'.*'from': 'human'",
+        ),
         ({"messages": [{"role": "assistant", "content": None}]}, "Row 2: A turn needs"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "Row 2: A turn needs"),
         ({"messages": "b c"}, "Row 2: 'messages' must be a list of turns, but is 'b c'"),
@@ -118,17 +131,29 @@ def test_rows_of_another_shape_are_named(tokenizer, tmp_path, row, message):
 def test_chats_that_a_template_refuses_are_left_out(tokenizer, tmp_path, caplog):
     refuse = "{% if m['content'] == 'h' %}{{ raise_exception('no h') }}{% endif %}"
     tokenizer.chat_template = "{% for m in messages %}" + refuse + "{{ m['content'] }}{% endfor %}"
-    rows = [{"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "c"}]} for word in "bh"]
+    rows = [
+        {"messages": [{"role": "user", "content": word}, {"role": "assistant", "content": "c"}]}
+        for word in "bh"
+    ]
     file = write(tmp_path / "rows.jsonl", rows)
     assert len(encode_rows(load_rows(file), tokenizer, max_length=20)) == 1
     assert "1 of 2 rows are left out. Row 2: The chat template refuses" in caplog.text
-    assert regenerate(tiny_model(), tokenizer, file, tmp_path / "some.jsonl", batch_size=1, max_new_tokens=2) == 1
+    assert (
+        regenerate(
+            tiny_model(), tokenizer, file, tmp_path / "some.jsonl", batch_size=1, max_new_tokens=2
+        )
+        == 1
+    )
     assert "1 of 2 rows are left out. Prompt 2: " in caplog.text
     worse = write(tmp_path / "worse.jsonl", [*rows, rows[1]])
-    with pytest.raises(ValueError, match=r"2 of 3 rows cannot be used. Row 2: The chat template refuses .*no h"):
+    with pytest.raises(
+        ValueError, match=r"2 of 3 rows cannot be used. Row 2: The chat template refuses .*no h"
+    ):
         encode_rows(load_rows(worse), tokenizer, max_length=20)
     with pytest.raises(ValueError, match=r"refuses .*: no h"):
-        regenerate(tiny_model(), tokenizer, worse, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2)
+        regenerate(
+            tiny_model(), tokenizer, worse, tmp_path / "out.jsonl", batch_size=1, max_new_tokens=2
+        )
     assert not (tmp_path / "out.jsonl").exists()
     write(tmp_path / "out.jsonl", rows * 2)
     with pytest.raises(ValueError, match="how it was made"):
@@ -138,7 +163,8 @@ def test_chats_that_a_template_refuses_are_left_out(tokenizer, tmp_path, caplog)
 def test_content_in_parts_is_one_text(tokenizer, tmp_path):
     parts = [{"type": "text", "text": "b"}, {"type": "text", "text": " c"}]
     whole, split = (
-        encode_rows(load_rows(write(tmp_path / name, [{"messages": [question, {"role": "assistant", "content": content}]}])),
+        encode_rows(load_rows(write(tmp_path / name, [{"messages": [question, {"role": "assistant",
+        "content": content}]}])),
                     tokenizer, max_length=20)[0]["input_ids"]
         for question in [{"role": "user", "content": "d"}]
         for name, content in (("whole.jsonl", "b c"), ("split.jsonl", parts))
@@ -207,14 +233,21 @@ def test_a_run_that_was_killed_inside_a_character_goes_on(tmp_path):
 
 
 def test_prompts_that_are_measured_on_are_not_answered(tmp_path):
-    file, measured, output = (tmp_path / name for name in ("prompts.jsonl", "measured.jsonl", "answers.jsonl"))
+    file, measured, output = (
+        tmp_path / name for name in ("prompts.jsonl", "measured.jsonl", "answers.jsonl")
+    )
     write(file, [{"text": "a b c d e f g h " * 3}, {"text": "h g f"}])
     write(measured, [{"turns": ["so: " + "a b c d e f g h " * 2]}])
-    assert regenerate(tiny_model(), make_tokenizer(), file, output, max_new_tokens=3, avoid=measured) == 1
+    assert (
+        regenerate(tiny_model(), make_tokenizer(), file, output, max_new_tokens=3, avoid=measured)
+        == 1
+    )
     assert json.loads(output.read_text())["text"].startswith("h g f")
     write(measured, [{"text": "a b c d e f g h " * 2}])
     with pytest.raises(ValueError, match="nothing is left"):
-        regenerate(tiny_model(), make_tokenizer(), measured, tmp_path / "none.jsonl", avoid=measured)
+        regenerate(
+            tiny_model(), make_tokenizer(), measured, tmp_path / "none.jsonl", avoid=measured
+        )
 
 
 def test_bare_text_instead_of_a_chat_is_told_once(monkeypatch):
@@ -232,7 +265,9 @@ def test_rows_of_other_columns_are_counted_and_named(tmp_path, caplog):
     file = tmp_path / "rows.jsonl"
     write(file, [{"text": "a b c"}, {"text": "c b a"}, {"prompt": "a", "response": "b"}])
     assert len(load_rows(file)) == 2
-    assert "1 of 3 rows are left out. Row 3 has none of conversations, messages, text." in caplog.text
+    assert (
+        "1 of 3 rows are left out. Row 3 has none of conversations, messages, text." in caplog.text
+    )
     write(file, [{"text": "a b c"}, *[{"prompt": "a"}] * 9])
     with pytest.raises(ValueError, match=r"9 of 10 rows cannot be used. Row 2 has none of"):
         load_rows(file)
@@ -248,11 +283,14 @@ def test_the_token_that_ends_an_answer_is_learned_where_it_opens_the_next_turn(t
     """As in GLM's templates, whose `<|user|>` ends what the model writes."""
     tokenizer.add_special_tokens({"eos_token": "<user>"})
     tokenizer.chat_template = (
-        "{% for m in messages %}{{ ('<user> ' if m['role'] == 'user' else ' a ') + m['content'] }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ ' a ' }}{% endif %}"
+        "{% for m in messages %}{{ ('<user> ' if m['role'] == 'user' else ' a ') + m['content'] "
+        "}}{% endfor %}{% if add_generation_prompt %}{{ ' a ' }}{% endif %}"
     )
     end, i = tokenizer.eos_token_id, -100
-    messages = [{"role": role, "content": word} for role, word in zip(["user", "assistant"] * 2, "bcde", strict=True)]
+    messages = [
+        {"role": role, "content": word}
+        for role, word in zip(["user", "assistant"] * 2, "bcde", strict=True)
+    ]
     encoded = encode_chat(tokenizer, messages)
     assert encoded["input_ids"] == [end, 2, 0, 3, end, 4, 0, 5, end]
     assert encoded["labels"] == [i, i, i, 3, end, i, i, 5, end]
@@ -260,10 +298,20 @@ def test_the_token_that_ends_an_answer_is_learned_where_it_opens_the_next_turn(t
 
 
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"loss": False}, {"train": False}, {"weight": 1}, {"train": True, "weight": 0.0}]
+    "mark",
+    [
+        {"weight": 0},
+        {"loss": False},
+        {"train": False},
+        {"weight": 1},
+        {"train": True, "weight": 0.0},
+    ],
 )
 def test_turns_that_are_not_to_be_learned_are_not(tokenizer, mark):
-    messages = [{"role": role, "content": word} for role, word in zip(["user", "assistant"] * 2, "bcde", strict=True)]
+    messages = [
+        {"role": role, "content": word}
+        for role, word in zip(["user", "assistant"] * 2, "bcde", strict=True)
+    ]
     i, learned = -100, mark == {"weight": 1}
     first = encode_chat(tokenizer, [messages[0], {**messages[1], **mark}, *messages[2:]])["labels"]
     assert first == [i, i, i, *([3, EOS] if learned else [i, i]), i, i, i, 5, EOS]
@@ -276,5 +324,7 @@ def test_turns_that_are_not_to_be_learned_are_not(tokenizer, mark):
 def test_chats_are_learned_by_templates_that_iterate_over_parts(tokenizer):
     messages = [{"role": "user", "content": "b"}, {"role": "assistant", "content": "c d"}]
     plain = encode_chat(tokenizer, messages)
-    tokenizer.chat_template = tokenizer.chat_template.replace("m['content'] }}", "m['content'][0]['text'] }}")
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "m['content'] }}", "m['content'][0]['text'] }}"
+    )
     assert encode_chat(tokenizer, messages) == plain

@@ -1,4 +1,6 @@
-"""What a run did not write stays, whatever it is told to write and where; what cannot be meant is said before work starts."""
+"""What a run did not write stays, whatever it is told to write and where; what cannot be meant is
+said before work starts.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,14 @@ from hf_paradraft import AutoDrafter, Eagle3Drafter, PardDrafter
 from hf_paradraft.cli import app
 from hf_paradraft.decoding.shortlist import Shortlist
 from hf_paradraft.files import write_whole
-from hf_paradraft.training.output import FORMER, NEW, Checkpoints, check_output, newest_checkpoint, replace_model
+from hf_paradraft.training.output import (
+    FORMER,
+    NEW,
+    Checkpoints,
+    check_output,
+    newest_checkpoint,
+    replace_model,
+)
 from hf_paradraft.training.regenerate import only_writer
 from hf_paradraft.training.target import config_of, open_model, open_tokenizer
 from hf_paradraft.training.target_states import TargetStates
@@ -40,7 +49,9 @@ def test_rows_to_avoid_and_folders_are_no_outputs(tmp_path):
     (tmp_path / "folder").mkdir()
     for output, message in ((avoided, "name another one"), (tmp_path / "folder", "is a folder")):
         with pytest.raises(ValueError, match=message):
-            regenerate(tiny_model(), make_tokenizer(), prompts, output, avoid=avoided, overwrite=True)
+            regenerate(
+                tiny_model(), make_tokenizer(), prompts, output, avoid=avoided, overwrite=True
+            )
     assert avoided.read_text() == '{"text": "a b c"}\n'
     assert (tmp_path / "folder").is_dir()
 
@@ -58,14 +69,29 @@ def test_answers_that_were_finished_outlive_an_overwriting_that_was_not(tmp_path
         with monkeypatch.context() as patch:
             patch.setattr("hf_paradraft.training.answers.Target.answers", stopped)
             with pytest.raises(KeyboardInterrupt):
-                regenerate(tiny_model(seed=seed), make_tokenizer(), prompts, output, max_new_tokens=3, overwrite=True)
+                regenerate(
+                    tiny_model(seed=seed),
+                    make_tokenizer(),
+                    prompts,
+                    output,
+                    max_new_tokens=3,
+                    overwrite=True,
+                )
         assert (tmp_path / "out.jsonl.former").read_bytes() == finished
 
 
 def test_invented_prompts_have_one_writer(tmp_path):
     tiny_model(initializer_range=0.1).save_pretrained(tmp_path / "target")
     make_tokenizer().save_pretrained(tmp_path / "target")
-    words = ["regenerate", "--target", str(tmp_path / "target"), "--invent", "5", "--output", str(tmp_path / "out.jsonl")]
+    words = [
+        "regenerate",
+        "--target",
+        str(tmp_path / "target"),
+        "--invent",
+        "5",
+        "--output",
+        str(tmp_path / "out.jsonl"),
+    ]
     with only_writer(tmp_path / "out.jsonl.prompts.jsonl"):
         assert "Another process is writing" in str(CliRunner().invoke(app, words).exception)
 
@@ -154,7 +180,9 @@ def test_results_do_not_replace_what_no_benchmark_wrote(tmp_path):
     for option, file in (("--markdown", readme), ("--json", data)):
         result = CliRunner().invoke(app, ["bench", option, str(file)])
         assert result.exit_code == 2
-        assert "no benchmark has written" in " ".join(result.output.split()).replace("│ ", "").replace(" │", "")
+        assert "no benchmark has written" in " ".join(result.output.split()).replace(
+            "│ ", ""
+        ).replace(" │", "")
     assert (readme.read_text(), data.read_text()) == ("# Mine", '{"mine": 1}')
 
 
@@ -170,7 +198,13 @@ def test_what_a_trainer_would_refuse_late(option, value, message, tmp_path):
     from hf_paradraft.training.run import train
 
     with pytest.raises(ValueError, match=message):
-        train(Eagle3Training, target="x", train_file="y", output_dir=tmp_path / "out", **{option: value})
+        train(
+            Eagle3Training,
+            target="x",
+            train_file="y",
+            output_dir=tmp_path / "out",
+            **{option: value},
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -184,7 +218,9 @@ def test_tokens_beyond_the_embedding_are_said(target, tmp_path):
     target.save_pretrained(tmp_path / "target")
     tokenizer.save_pretrained(tmp_path / "target")
     words = ["train", "eagle3", "--target", str(tmp_path / "target"), "--train-file", str(rows)]
-    result = CliRunner().invoke(app, [*words, "--output-dir", str(tmp_path / "out"), "--max-length", "64"])
+    result = CliRunner().invoke(
+        app, [*words, "--output-dir", str(tmp_path / "out"), "--max-length", "64"]
+    )
     assert "and the model's embedding" in str(result.exception)
 
 
@@ -212,7 +248,9 @@ def test_a_path_where_nothing_is(tmp_path):
             load(tmp_path / "nothing")
 
 
-def test_states_are_kept_among_states_alone_and_do_without_a_disk(target, tmp_path, monkeypatch, caplog):
+def test_states_are_kept_among_states_alone_and_do_without_a_disk(
+    target, tmp_path, monkeypatch, caplog
+):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match="no states of a target"):
@@ -225,7 +263,11 @@ def test_states_are_kept_among_states_alone_and_do_without_a_disk(target, tmp_pa
 
     monkeypatch.setattr("hf_paradraft.training.target_states.save_file", full)
     states = TargetStates(target, (0,), None, tmp_path / "cache")
-    assert states(torch.ones((2, 4), dtype=torch.long), torch.tensor([4, 4]))["normed"].shape == (2, 4, target.config.hidden_size)
+    assert states(torch.ones((2, 4), dtype=torch.long), torch.tensor([4, 4]))["normed"].shape == (
+        2,
+        4,
+        target.config.hidden_size,
+    )
     assert "takes no more states" in caplog.text
     assert [file.name for file in (tmp_path / "cache").iterdir()] == ["target.json"]
 
@@ -244,7 +286,10 @@ def test_a_config_of_layers_that_no_file_holds(target, tmp_path):
     """Its module alone took more memory than there is."""
     Eagle3Drafter.from_target(target).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    config["transformer_layer_config"] |= {"num_hidden_layers": 1024, "intermediate_size": 2_000_000}
+    config["transformer_layer_config"] |= {
+        "num_hidden_layers": 1024,
+        "intermediate_size": 2_000_000,
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="The config speaks of layers of"):
         AutoDrafter.from_pretrained(tmp_path)

@@ -1,4 +1,6 @@
-"""A drafter that follows: it learns what a changed target writes, keeps what is better alone, and disturbs nothing."""
+"""A drafter that follows: it learns what a changed target writes, keeps what is better alone, and
+disturbs nothing.
+"""
 
 import copy
 import random
@@ -21,9 +23,15 @@ KINDS = {
     "mtp": lambda target: hf_paradraft.MtpDrafter.from_target(target, True),
     "eagle3": lambda target: hf_paradraft.Eagle3Drafter.from_target(target, 3),
     "dflash": lambda target: DFlashDrafter.from_target(target, 31, 1, 4, 2),
-    "dspark": lambda target: DSparkDrafter.from_target(target, 31, 1, 4, 2, None, 4, "vanilla", True),
-    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(target, "eagle", 2, 1),
-    "pard": lambda target: PardDrafter.from_causal_lm(tiny_model(num_hidden_layers=2, seed=5, dtype=torch.float32), 31),
+    "dspark": lambda target: DSparkDrafter.from_target(
+        target, 31, 1, 4, 2, None, 4, "vanilla", True
+    ),
+    "parallelspec": lambda target: hf_paradraft.ParallelSpecDrafter.from_target(
+        target, "eagle", 2, 1
+    ),
+    "pard": lambda target: PardDrafter.from_causal_lm(
+        tiny_model(num_hidden_layers=2, seed=5, dtype=torch.float32), 31
+    ),
 }
 
 
@@ -74,7 +82,10 @@ def test_a_lesson_fits_no_shortlist(monkeypatch):
         for seed in range(8):
             answer(target, seed)
     fitted = []
-    monkeypatch.setattr("hf_paradraft.training.unrolled.UnrolledTrainer.fit_shortlist", lambda trainer: fitted.append(trainer))
+    monkeypatch.setattr(
+        "hf_paradraft.training.unrolled.UnrolledTrainer.fit_shortlist",
+        lambda trainer: fitted.append(trainer),
+    )
     assert follow.learn(target) is not None
     assert not fitted
 
@@ -100,15 +111,21 @@ def test_prompts_are_not_learned_and_the_oldest_texts_go(tmp_path):
             answer(target, seed)
     assert sum(len(tokens) for _, tokens, _ in follow.texts) == follow.num_tokens <= 100
     assert all(prompt == 3 for _, _, prompt in follow.texts)
-    learned, judged = [text for text in follow.texts if not text[0]], [text for text in follow.texts if text[0]] or follow.texts
+    learned = [text for text in follow.texts if not text[0]]
+    judged = [text for text in follow.texts if text[0]] or follow.texts
     trainer = follow._trainer(target, (learned, judged), str(tmp_path), None, 8)
     rows = list(trainer.train_dataset)
-    assert all(row["labels"][:3] == [-100] * 3 and row["labels"][3:] == row["input_ids"][3:] for row in rows)
+    assert all(
+        row["labels"][:3] == [-100] * 3 and row["labels"][3:] == row["input_ids"][3:]
+        for row in rows
+    )
     assert follow.num_texts == 16
 
 
 def test_nothing_else_is_disturbed():
-    """Random numbers, weights, gradients, modes: as if there had been no lesson. Copies are followed by nobody."""
+    """Random numbers, weights, gradients, modes: as if there had been no lesson. Copies are
+    followed by nobody.
+    """
     target, drafter = pair()
     target.train()
     target.model.layers[0].eval()
@@ -119,13 +136,17 @@ def test_nothing_else_is_disturbed():
         torch.manual_seed(seed)
         for _ in range(4):
             follow(torch.randint(1, 31, (20,)), 4)
-    modes, wanted = [part.training for part in target.modules()], [p.requires_grad for p in target.parameters()]
-    before, luck = weights(target), (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
+    modes = [part.training for part in target.modules()]
+    wanted = [p.requires_grad for p in target.parameters()]
+    before = weights(target)
+    luck = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy())
     assert follow.learn(target) is not None
     assert same(weights(target), before)
     assert [part.training for part in target.modules()] == modes
     assert [parameter.requires_grad for parameter in target.parameters()] == wanted
-    assert [name for name, parameter in target.named_parameters() if parameter.grad is not None] == ["model.norm.weight"]
+    assert [
+        name for name, parameter in target.named_parameters() if parameter.grad is not None
+    ] == ["model.norm.weight"]
     assert torch.equal(torch.get_rng_state(), luck[0])
     assert random.getstate() == luck[1]
     assert np.array_equal(np.random.get_state()[1], luck[2])
@@ -146,7 +167,8 @@ class Rollouts(Trainer):
 
 def rollouts(folder, drafter, target, callbacks):
     arguments = TrainingArguments(
-        output_dir=folder, max_steps=6, per_device_train_batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-2,
+        output_dir=folder, max_steps=6, per_device_train_batch_size=2,
+        gradient_accumulation_steps=2, learning_rate=1e-2,
         logging_steps=1, report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
     )  # fmt: skip
     rows = Dataset.from_dict({"input_ids": [[1, 2]] * 32, "labels": [[1, 2]] * 32})
@@ -160,7 +182,9 @@ def rollouts(folder, drafter, target, callbacks):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*pin_memory")
 def test_a_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
-    """The same texts and the same losses without a drafter, with a frozen one, and with one that follows."""
+    """The same texts and the same losses without a drafter, with a frozen one, and with one that
+    follows.
+    """
     texts, losses = rollouts(tmp_path, None, pair()[0], [])
     for follows in (False, True):
         target, drafter = pair()
@@ -174,7 +198,11 @@ def test_a_trainer_goes_on_as_if_nothing_had_happened(tmp_path):
 
 def test_who_cannot_learn_is_refused(tmp_path):
     target = tiny_model()
-    for name, message in (("speculators P-EAGLE", "guesses in parallel"), ("JetSpec", "causal"), ("z-lab, sliding", "windows")):
+    for name, message in (
+        ("speculators P-EAGLE", "guesses in parallel"),
+        ("JetSpec", "causal"),
+        ("z-lab, sliding", "windows"),
+    ):
         drafter = hf_paradraft.AutoDrafter.from_pretrained(write(tmp_path / name, *LAYOUTS[name]()))
         with pytest.raises(ValueError, match=message):
             FollowTarget(drafter)
@@ -184,7 +212,9 @@ def test_who_cannot_learn_is_refused(tmp_path):
         FollowTarget(hf_paradraft.MtpDrafter.from_target(target, True), every=0)
 
 
-@pytest.mark.parametrize("failure", [OSError("no space left"), RuntimeError("out of memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "failure", [OSError("no space left"), RuntimeError("out of memory"), KeyboardInterrupt()]
+)
 def test_a_lesson_that_fails_leaves_target_and_pupil_as_they_were(failure, monkeypatch):
     target, drafter = pair()
     follow = FollowTarget(drafter, every=2)

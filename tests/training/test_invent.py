@@ -1,4 +1,6 @@
-"""Prompts that a target writes itself, and answers whose order does not depend on how they were batched."""
+"""Prompts that a target writes itself, and answers whose order does not depend on how they were
+batched.
+"""
 
 import json
 
@@ -12,7 +14,10 @@ from hf_paradraft.cli import app
 from hf_paradraft.training.answers import batches
 from hf_paradraft.training.invent import invent, user_turn
 
-TEMPLATE = "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}{% if add_generation_prompt %}a {% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}{% if "
+    "add_generation_prompt %}a {% endif %}"
+)
 
 
 def chat_tokenizer():
@@ -32,7 +37,8 @@ def test_a_template_shows_where_the_user_speaks_or_is_refused():
     tokenizer.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(ValueError, match="does not show where"):
         user_turn(tokenizer)
-    tokenizer.chat_template = TEMPLATE.replace("<eos>", "b c")  # as [/INST]: "b" is a word of prompts too
+    # as [/INST]: "b" is a word of prompts too
+    tokenizer.chat_template = TEMPLATE.replace("<eos>", "b c")
     with pytest.raises(ValueError, match=r"ordinary text \('b c'\)"):
         user_turn(tokenizer)
 
@@ -52,13 +58,15 @@ def test_prompts_are_new_finished_and_the_same_when_a_run_goes_on(tmp_path):
         file.write('{"messages": [{"ro')  # killed in a line
     tried = invent(target, tokenizer, 20, parts, **options)
     assert parts.read_text() == (tmp_path / "whole.jsonl").read_text()
-    assert tried == 4 * (1 + rows[-1]["batch"] - rows[6]["batch"])  # from the batch on that may have had more
+    # from the batch on that may have had more
+    assert tried == 4 * (1 + rows[-1]["batch"] - rows[6]["batch"])
     assert invent(target, tokenizer, 7, parts, **options) == 0
     assert parts.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
 def test_prompts_of_another_run_are_not_continued(tmp_path):
-    target, tokenizer, file = tiny_model(initializer_range=0.1), chat_tokenizer(), tmp_path / "prompts.jsonl"
+    target, tokenizer = tiny_model(initializer_range=0.1), chat_tokenizer()
+    file = tmp_path / "prompts.jsonl"
     options = {"max_tokens": 30, "batch_size": 4}
     invent(target, tokenizer, 2, file, **options)
     made = file.read_text()
@@ -76,7 +84,10 @@ def test_inventing_gives_up_on_turns_that_never_end(tmp_path):
     """However many are wanted, it is given up after some batches; and again where it went on."""
     tokenizer, target = chat_tokenizer(), tiny_model()
     for _ in range(2):
-        with pytest.raises(ValueError, match=r"None of the last 128 invented turns ended within 1 tokens .* take a chat model"):
+        with pytest.raises(
+            ValueError,
+            match=r"None of the last 128 invented turns ended within 1 tokens .* take a chat model",
+        ):
             invent(target, tokenizer, 5000, tmp_path / "out.jsonl", max_tokens=1, batch_size=32)
     assert (tmp_path / "out.jsonl").read_text() == ""
     with pytest.raises(ValueError, match="1 at least"):
@@ -86,15 +97,27 @@ def test_inventing_gives_up_on_turns_that_never_end(tmp_path):
 def test_regenerate_invents_prompts_once_and_answers_them(tmp_path):
     tiny_model(initializer_range=0.1).save_pretrained(tmp_path / "target")
     chat_tokenizer().save_pretrained(tmp_path / "target")
-    common = ["regenerate", "--target", str(tmp_path / "target"), "--max-new-tokens", "8", "--dtype", "float32"]
-    result = CliRunner().invoke(app, [*common, "--invent", "5", "--output", str(tmp_path / "out.jsonl")])
+    common = [
+        "regenerate",
+        "--target",
+        str(tmp_path / "target"),
+        "--max-new-tokens",
+        "8",
+        "--dtype",
+        "float32",
+    ]
+    result = CliRunner().invoke(
+        app, [*common, "--invent", "5", "--output", str(tmp_path / "out.jsonl")]
+    )
     assert result.exit_code == 0, result.output
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [len(row["messages"]) for row in rows] == [2] * 5
     prompts = tmp_path / "out.jsonl.prompts.jsonl"
     assert json.loads(prompts.with_name(f"{prompts.name}.run").read_text())["drawn"] == [64, 0]
     (tmp_path / "out.jsonl").unlink()
-    result = CliRunner().invoke(app, [*common, "--invent", "3", "--output", str(tmp_path / "out.jsonl")])
+    result = CliRunner().invoke(
+        app, [*common, "--invent", "3", "--output", str(tmp_path / "out.jsonl")]
+    )
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out.jsonl").read_text().count("\n") == 3  # of the five that are there
     assert prompts.read_text().count("\n") == 5
@@ -111,7 +134,9 @@ def test_batches_hold_prompts_of_similar_length():
 @pytest.mark.slow
 @pytest.mark.parametrize("drafted", [False, True])
 def test_the_order_of_the_file_stays(drafted, tmp_path):
-    """Prompts of many lengths, answered in other batches: each answer is the one that its prompt has alone."""
+    """Prompts of many lengths, answered in other batches: each answer is the one that its prompt
+    has alone.
+    """
     target, tokenizer = tiny_model(), chat_tokenizer()
     generator = torch.Generator().manual_seed(0)
     rows = [
@@ -119,7 +144,12 @@ def test_the_order_of_the_file_stays(drafted, tmp_path):
             "messages": [
                 {
                     "role": "user",
-                    "content": " ".join(["b c d e f g"[2 * int(i)] for i in torch.randint(0, 6, (n,), generator=generator)]),
+                    "content": " ".join(
+                        [
+                            "b c d e f g"[2 * int(i)]
+                            for i in torch.randint(0, 6, (n,), generator=generator)
+                        ]
+                    ),
                 }
             ]
         }
@@ -133,5 +163,10 @@ def test_the_order_of_the_file_stays(drafted, tmp_path):
     assert (tmp_path / "many.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()
     lines = (tmp_path / "many.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "many.jsonl").write_text("".join(lines[:13]) + lines[13][:9])  # killed in a line
-    assert regenerate(target, tokenizer, file, tmp_path / "many.jsonl", 12, batch_size=4, drafter=drafter) == 17
+    assert (
+        regenerate(
+            target, tokenizer, file, tmp_path / "many.jsonl", 12, batch_size=4, drafter=drafter
+        )
+        == 17
+    )
     assert (tmp_path / "many.jsonl").read_text() == (tmp_path / "one.jsonl").read_text()

@@ -39,14 +39,19 @@ def layer():
 def test_each_takes_its_own_steps(layer):
     other = copy.deepcopy(layer)
     ours = steps(layer, [MuonAdamW(layer, 0.01, **OPTIONS)], 4)
-    muon = torch.optim.Muon([other.up_proj.weight], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
-    rest = torch.optim.AdamW([other.up_proj.bias, other.head.weight], lr=0.01, **{**OPTIONS, "weight_decay": 0.0})
+    muon = torch.optim.Muon(
+        [other.up_proj.weight], lr=0.01, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"
+    )
+    rest = torch.optim.AdamW(
+        [other.up_proj.bias, other.head.weight], lr=0.01, **{**OPTIONS, "weight_decay": 0.0}
+    )
     assert torch.equal(ours, steps(other, [muon, rest], 4))
 
 
 def test_a_schedule_reaches_both(layer):
     optimiser = MuonAdamW(layer, 0.01, **OPTIONS)
-    optimiser.load_state_dict(optimiser.state_dict())  # as accelerate does: groups are other ones from here on
+    # as accelerate does: groups are other ones from here on
+    optimiser.load_state_dict(optimiser.state_dict())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1.0 if step == 0 else 0.0)
     before = steps(layer, [optimiser], 1)
     schedule.step()

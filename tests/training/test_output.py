@@ -1,4 +1,6 @@
-"""Where a run may write, and what it goes on from: no source is an output, and only whole checkpoints count."""
+"""Where a run may write, and what it goes on from: no source is an output, and only whole
+checkpoints count.
+"""
 
 import json
 import os
@@ -61,15 +63,22 @@ def test_a_model_is_replaced_whole_or_not_at_all(tmp_path):
 
     with pytest.raises(OSError, match="No space"):
         replace_model(tmp_path, save)
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"model.safetensors": "old", "bench.json": "old"}
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
+        "model.safetensors": "old",
+        "bench.json": "old",
+    }
     replace_model(tmp_path, lambda folder: (folder / "model.safetensors").write_text("new"))
     assert (tmp_path / "model.safetensors").read_text() == "new"
     assert (tmp_path / "model.safetensors").stat().st_mode & 0o777 == 0o666 & ~umask()
     assert (tmp_path / "former" / "bench.json").read_text() == "old"
     assert sorted(file.name for file in tmp_path.iterdir()) == ["former", "model.safetensors"]
     assert sorted(file.name for file in (tmp_path / "former").iterdir()) == ["bench.json"]
-    replace_model(tmp_path / "other", lambda folder: (folder / "model.safetensors").write_text("old"))
-    replace_model(tmp_path / "other", lambda folder: (folder / "model.safetensors").write_text("new"))
+    replace_model(
+        tmp_path / "other", lambda folder: (folder / "model.safetensors").write_text("old")
+    )
+    replace_model(
+        tmp_path / "other", lambda folder: (folder / "model.safetensors").write_text("new")
+    )
     assert [file.name for file in (tmp_path / "other").iterdir()] == ["model.safetensors"]
 
 
@@ -77,11 +86,16 @@ def test_what_was_said_of_the_same_weights_holds(tmp_path):
     """A run that had made all its steps was resumed, and its measurements left."""
     for text in ("one", "two"):
         replace_model(tmp_path, lambda folder, text=text: [
-            (folder / "model.safetensors").write_text("same"), (folder / "config.json").write_text(text)
+            (folder / "model.safetensors").write_text("same"),
+            (folder / "config.json").write_text(text)
         ])  # fmt: skip
         (tmp_path / "bench.json").write_text("measured")
     assert (tmp_path / "config.json").read_text() == "two"
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["bench.json", "config.json", "model.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "bench.json",
+        "config.json",
+        "model.safetensors",
+    ]
 
 
 @pytest.mark.parametrize("moves", range(1, 6))
@@ -121,7 +135,11 @@ def umask():
 def test_outputs_that_are_or_hold_a_source_are_refused(tmp_path):
     model = tmp_path / "model"
     model.mkdir()
-    for source, output in ((model, model), (model, tmp_path), (tmp_path / "x" / ".." / "model", model)):
+    for source, output in (
+        (model, model),
+        (model, tmp_path),
+        (tmp_path / "x" / ".." / "model", model),
+    ):
         (tmp_path / "x").mkdir(exist_ok=True)
         with pytest.raises(ValueError, match="folder of its own"):
             check_output(output, False, True, "user/name", None, source)
@@ -139,7 +157,9 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_never_overwrites_the_model_that_it_reads(kind, tmp_path):
-    """With --overwrite into the model's own folder, its weights were gone, and the command ended with 0."""
+    """With --overwrite into the model's own folder, its weights were gone, and the command ended
+    with 0.
+    """
     model = tmp_path / "model"
     tiny_model(dtype=torch.float32).save_pretrained(model)
     make_tokenizer().save_pretrained(model)
@@ -147,7 +167,18 @@ def test_training_never_overwrites_the_model_that_it_reads(kind, tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "a b c d e f g h"}) + "\n")
     options = [part.format(model=model) for part in KINDS[kind]]
-    command = ["train", kind, *options, "--train-file", str(rows), "--output-dir", str(model), "--overwrite", "--max-steps", "1"]
+    command = [
+        "train",
+        kind,
+        *options,
+        "--train-file",
+        str(rows),
+        "--output-dir",
+        str(model),
+        "--overwrite",
+        "--max-steps",
+        "1",
+    ]
     result = CliRunner().invoke(app, command)
     assert "folder of its own" in str(result.exception)
     assert {file.name: file.read_bytes() for file in model.iterdir()} == before
@@ -161,7 +192,16 @@ def test_the_version_option_prints_the_version():
 
 def test_a_parallelspec_drafter_needs_a_mask_and_a_layer(tmp_path):
     for name, value in (("num_masks", "-1"), ("num_layers", "0")):
-        command = ["train", "parallelspec", "--target", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out")]
+        command = [
+            "train",
+            "parallelspec",
+            "--target",
+            "x",
+            "--train-file",
+            "y",
+            "--output-dir",
+            str(tmp_path / "out"),
+        ]
         raised = CliRunner().invoke(app, [*command, f"--{name.replace('_', '-')}", value]).exception
         assert f"{name} must be at least 1, but is {value}" in str(raised)
 
@@ -179,7 +219,10 @@ def test_info_shows_no_control_sequences(tmp_path):
     assert "\x07" not in result.output
 
 
-@pytest.mark.parametrize(("damage", "message"), [("cut", "truncated or damaged"), ("headless", "lacks 1 of the model's weights")])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [("cut", "truncated or damaged"), ("headless", "lacks 1 of the model's weights")],
+)
 def test_targets_that_are_not_whole_are_refused(damage, message, tmp_path):
     """A target without a head ran on random numbers, and the command ended with 0."""
     model = tiny_model(dtype=torch.float32)
@@ -188,7 +231,11 @@ def test_targets_that_are_not_whole_are_refused(damage, message, tmp_path):
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-8])
     else:
-        save_file({name: weight for name, weight in load_file(file).items() if name != "lm_head.weight"}, file, {"format": "pt"})
+        save_file(
+            {name: weight for name, weight in load_file(file).items() if name != "lm_head.weight"},
+            file,
+            {"format": "pt"},
+        )
     with pytest.raises(OSError, match=message) as raised:
         open_model(tmp_path)
     assert str(tmp_path) in str(raised.value)
@@ -204,18 +251,35 @@ def test_a_padding_token_without_an_embedding_is_one_sentence(tmp_path):
 
 
 def test_a_report_replaces_no_measurements(tmp_path):
-    """`report r.json --markdown r.json` wrote its tables over what it had read, and ended with 0."""
+    """`report r.json --markdown r.json` wrote its tables over what it had read, and ended with
+    0.
+    """
     file = tmp_path / "r.json"
     file.write_text("[]")
-    result = CliRunner().invoke(app, ["report", str(file), "--markdown", str(tmp_path / "." / "r.json")])
+    result = CliRunner().invoke(
+        app, ["report", str(file), "--markdown", str(tmp_path / "." / "r.json")]
+    )
     assert result.exit_code == 2
     assert "named twice" in result.output
     assert file.read_text() == "[]"
 
 
 def test_a_negative_max_length_is_refused(tmp_path):
-    command = ["train", "pard", "--model", "x", "--train-file", "y", "--output-dir", str(tmp_path / "out"), "--max-length", "-5"]
-    assert "max_length must be at least 2, but is -5" in str(CliRunner().invoke(app, command).exception)
+    command = [
+        "train",
+        "pard",
+        "--model",
+        "x",
+        "--train-file",
+        "y",
+        "--output-dir",
+        str(tmp_path / "out"),
+        "--max-length",
+        "-5",
+    ]
+    assert "max_length must be at least 2, but is -5" in str(
+        CliRunner().invoke(app, command).exception
+    )
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])

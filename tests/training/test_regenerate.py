@@ -1,4 +1,6 @@
-"""Answers that a run which was killed had finished are not made again, and the file has the order of its prompts."""
+"""Answers that a run which was killed had finished are not made again, and the file has the order
+of its prompts.
+"""
 
 import json
 
@@ -32,9 +34,16 @@ def dying_after(calls):
 
 @pytest.fixture
 def prompts(tmp_path):
-    """The first ones are the longest, and answered last: none is in the file before all are there."""
+    """The first ones are the longest, and answered last: none is in the file before all are
+    there.
+    """
     file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"text": "a b c d e f g h"[: 2 * length - 1]}) + "\n" for length in range(8, 0, -1)))
+    file.write_text(
+        "".join(
+            json.dumps({"text": "a b c d e f g h"[: 2 * length - 1]}) + "\n"
+            for length in range(8, 0, -1)
+        )
+    )
     return file
 
 
@@ -100,11 +109,16 @@ def test_beginning_anew_forgets_what_was_finished(prompts, tmp_path):
 
 
 def test_waiting_answers_are_written_without_asking_the_target(prompts, tmp_path):
-    """All answers wait, and the output has none of them: they are written without asking the target."""
+    """All answers wait, and the output has none of them: they are written without asking the
+    target.
+    """
     output = tmp_path / "answers.jsonl"
     regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
     whole = output.read_text()
-    waiting = [json.dumps({"index": i, "row": json.loads(line)}) for i, line in enumerate(whole.splitlines())]
+    waiting = [
+        json.dumps({"index": i, "row": json.loads(line)})
+        for i, line in enumerate(whole.splitlines())
+    ]
     (tmp_path / "answers.jsonl.part").write_text("\n".join(waiting) + "\n")
     output.write_text(whole[:9])
     target, _ = dying_after(0)
@@ -116,7 +130,9 @@ def test_a_text_keeps_its_roles(tmp_path):
     """A chat that was rendered before is a text with special tokens."""
     text = "<|user|>1. Write 6 euros in cents.<|assistant|>1. 6 euros"
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    (row,) = prompts_of(tmp_path / "rows.jsonl", 64, AutoTokenizer.from_pretrained(FAMILY / "target"))
+    (row,) = prompts_of(
+        tmp_path / "rows.jsonl", 64, AutoTokenizer.from_pretrained(FAMILY / "target")
+    )
     assert row["text"] == text
 
 
@@ -124,5 +140,7 @@ def test_a_text_keeps_its_roles(tmp_path):
 def test_a_text_is_cut_between_characters(size, tmp_path):
     text = "今日は良い天気ですね。🙂" * 3
     (tmp_path / "rows.jsonl").write_text(json.dumps({"text": text}) + "\n")
-    (row,) = prompts_of(tmp_path / "rows.jsonl", size, AutoTokenizer.from_pretrained(FAMILY / "target"))
+    (row,) = prompts_of(
+        tmp_path / "rows.jsonl", size, AutoTokenizer.from_pretrained(FAMILY / "target")
+    )
     assert text.startswith(row["text"]) or size < 3  # of which one character is made

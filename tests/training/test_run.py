@@ -1,4 +1,6 @@
-"""A training run of any kind: what it checks first, what it goes on from, and what it leaves behind when it fails."""
+"""A training run of any kind: what it checks first, what it goes on from, and what it leaves behind
+when it fails.
+"""
 
 import json
 import shutil
@@ -7,7 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tiny import MASK, tiny_model
-from trained import train_dflash, train_dspark, train_eagle3, train_parallelspec, train_pard, train_ppd
+from trained import (
+    train_dflash,
+    train_dspark,
+    train_eagle3,
+    train_parallelspec,
+    train_pard,
+    train_ppd,
+)
 from transformers import Trainer
 from typer.testing import CliRunner
 
@@ -15,7 +24,13 @@ from hf_paradraft.cli import app
 from hf_paradraft.cli.train import TRAINED
 from hf_paradraft.training.epochs import ResumableTrainer
 
-OPTIONS = {"per_device_train_batch_size": 4, "use_cpu": True, "max_length": 64, "save_steps": 2, "lr_scheduler_type": "constant"}
+OPTIONS = {
+    "per_device_train_batch_size": 4,
+    "use_cpu": True,
+    "max_length": 64,
+    "save_steps": 2,
+    "lr_scheduler_type": "constant",
+}
 RUNS = {
     "pard": (train_pard, {"mask_token_id": MASK, "num_depths": 3}),
     "ppd": (train_ppd, {"num_prompt_tokens": 2}),
@@ -30,17 +45,25 @@ RUNS = {
 def run(request, folder):
     """A kind's training of the tiny target, as a function of the output's name and options."""
     if request.param == "eagle3":
-        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(folder / "target")
+        tiny_model("llama", num_hidden_layers=7, dtype=torch.float32).save_pretrained(
+            folder / "target"
+        )
     train, kind_options = RUNS[request.param]
 
     def called(name, rows="rows.jsonl", model="target", **options):
-        return train(folder / model, folder / rows, folder / name, **{**OPTIONS, **kind_options, **options})
+        return train(
+            folder / model, folder / rows, folder / name, **{**OPTIONS, **kind_options, **options}
+        )
 
     return called
 
 
 def weights(folder):
-    return {name: tensor for file in sorted(folder.glob("*model.safetensors")) for name, tensor in load_file(file).items()}
+    return {
+        name: tensor
+        for file in sorted(folder.glob("*model.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
 
 
 def checkpoints(folder):
@@ -48,7 +71,9 @@ def checkpoints(folder):
 
 
 def test_a_run_that_was_killed_in_a_checkpoint_goes_on_from_the_one_before(run, folder):
-    """`--resume` took the newest, which was half there, and failed for ever; the resumed run is the one that would have been."""
+    """`--resume` took the newest, which was half there, and failed for ever; the resumed run is the
+    one that would have been.
+    """
     run("whole", max_steps=4)
     shutil.copytree(folder / "whole" / "checkpoint-2", folder / "part" / "checkpoint-2")
     shutil.copytree(folder / "whole" / "checkpoint-4", folder / "part" / "checkpoint-4")
@@ -67,21 +92,31 @@ def test_a_run_that_has_made_all_its_steps_makes_none_when_resumed(run, folder):
     run("out", max_steps=2)
     before = weights(folder / "out")
     run("out", max_steps=2, resume=True)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items()
+    )
     assert checkpoints(folder / "out") == ["checkpoint-2"]
 
 
 def test_a_run_with_other_data_or_options_is_not_resumed(run, folder):
     run("out", max_steps=2)
     before = weights(folder / "out")
-    for changes, name in (({"rows": "some.jsonl"}, "data"), ({"seed": 5}, "seed"), ({"learning_rate": 0.1}, "learning_rate")):
+    for changes, name in (
+        ({"rows": "some.jsonl"}, "data"),
+        ({"seed": 5}, "seed"),
+        ({"learning_rate": 0.1}, "learning_rate"),
+    ):
         with pytest.raises(ValueError, match=f"other settings.*{name}: .* there, .* now"):
             run("out", max_steps=2, resume=True, **changes)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items()
+    )
 
 
 def test_nothing_is_removed_before_its_successor_is_there(run, folder, monkeypatch):
-    """`--overwrite` removed all checkpoints before a first step that ran out of memory, and a user's own files with them."""
+    """`--overwrite` removed all checkpoints before a first step that ran out of memory, and a
+    user's own files with them.
+    """
     run("out", max_steps=4)
     for name in ("checkpoint-best", "checkpoint-12"):
         (folder / "out" / name).mkdir()
@@ -89,18 +124,37 @@ def test_nothing_is_removed_before_its_successor_is_there(run, folder, monkeypat
     (folder / "out" / "checkpoint-notes.txt").write_text("mine")
     before = {file: file.read_bytes() for file in (folder / "out").rglob("*") if file.is_file()}
     with monkeypatch.context() as patch:
-        patch.setattr(ResumableTrainer, "training_step", lambda *_: (_ for _ in ()).throw(MemoryError("no room")))
+        patch.setattr(
+            ResumableTrainer,
+            "training_step",
+            lambda *_: (_ for _ in ()).throw(MemoryError("no room")),
+        )
         with pytest.raises(MemoryError):
             run("out", max_steps=2, seed=1, overwrite=True)
-    assert {file: file.read_bytes() for file in (folder / "out").rglob("*") if file.is_file()} == before
+    assert {
+        file: file.read_bytes() for file in (folder / "out").rglob("*") if file.is_file()
+    } == before
     run("out", max_steps=2, seed=1, overwrite=True)
-    assert checkpoints(folder / "out") == ["checkpoint-12", "checkpoint-2", "checkpoint-best", "checkpoint-notes.txt"]
-    assert all((folder / "out" / name / "mine").exists() for name in ("checkpoint-best", "checkpoint-12"))
+    assert checkpoints(folder / "out") == [
+        "checkpoint-12",
+        "checkpoint-2",
+        "checkpoint-best",
+        "checkpoint-notes.txt",
+    ]
+    assert all(
+        (folder / "out" / name / "mine").exists() for name in ("checkpoint-best", "checkpoint-12")
+    )
 
 
 def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog):
     """The trainer wrote into one of its number, which was removed as an old one of ours then."""
-    options = {**OPTIONS, "mask_token_id": MASK, "num_depths": 3, "save_total_limit": 1, "max_steps": 6}
+    options = {
+        **OPTIONS,
+        "mask_token_id": MASK,
+        "num_depths": 3,
+        "save_total_limit": 1,
+        "max_steps": 6,
+    }
     for name, text in (("checkpoint-2", '{"wandb": 1}'), ("checkpoint-9", '{"wandb": 1}')):
         (folder / "out" / name).mkdir(parents=True)
         (folder / "out" / name / "run.json").write_text(text)
@@ -116,7 +170,9 @@ def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog
 
 
 def test_a_resumed_run_has_the_shortlist_and_the_seconds_of_a_whole_one(folder, monkeypatch):
-    """It was fitted to the last steps before the break, or to none; and the seconds before it were forgotten."""
+    """It was fitted to the last steps before the break, or to none; and the seconds before it were
+    forgotten.
+    """
     monkeypatch.setattr("hf_paradraft.training.unrolled.LEAST", 8)
     monkeypatch.setattr("hf_paradraft.training.unrolled.RANK", 8)
     monkeypatch.setattr("hf_paradraft.decoding.shortlist.RANK", 8)
@@ -129,7 +185,9 @@ def test_a_resumed_run_has_the_shortlist_and_the_seconds_of_a_whole_one(folder, 
 
     whole = run("whole", max_steps=4)
     for kept in (2, 4):
-        shutil.copytree(folder / "whole" / f"checkpoint-{kept}", folder / f"part-{kept}" / f"checkpoint-{kept}")
+        shutil.copytree(
+            folder / "whole" / f"checkpoint-{kept}", folder / f"part-{kept}" / f"checkpoint-{kept}"
+        )
         mark = folder / f"part-{kept}" / f"checkpoint-{kept}" / ".paradraft"
         assert float(mark.read_text()) > 0
         mark.write_text("1000")
@@ -148,7 +206,9 @@ def test_a_loss_that_is_no_number_replaces_nothing(run, folder, monkeypatch):
     monkeypatch.setattr(Trainer, "training_step", lambda *_: torch.tensor(float("nan")))
     with pytest.raises(ValueError, match="loss is nan in step 1: lower the learning rate"):
         run("out", max_steps=4, seed=1, overwrite=True)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in weights(folder / "out").items()
+    )
 
 
 def test_measurements_of_former_weights_are_laid_aside(run, folder):
@@ -179,7 +239,14 @@ def test_a_run_of_another_kind_is_replaced(folder):
     options = {**OPTIONS, "max_steps": 1, "save_steps": 1, "per_device_train_batch_size": 2}
     train_ppd(folder / "target", folder / "rows.jsonl", folder / "out", **options)
     assert (folder / "out" / "checkpoint-1" / "adapter_config.json").exists()
-    train_pard(folder / "target", folder / "rows.jsonl", folder / "out", overwrite=True, mask_token_id=MASK, **options)
+    train_pard(
+        folder / "target",
+        folder / "rows.jsonl",
+        folder / "out",
+        overwrite=True,
+        mask_token_id=MASK,
+        **options,
+    )
     assert (folder / "out" / "model.safetensors").exists()
     assert not (folder / "out" / "checkpoint-1" / "adapter_config.json").exists()
     assert checkpoints(folder / "out") == ["checkpoint-1"]

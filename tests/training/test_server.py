@@ -13,11 +13,14 @@ from hf_paradraft.training.regenerate import regenerate
 
 
 class OpenAi(ThreadingHTTPServer):
-    """Says every prompt again, in capitals; a prompt with `fail` in it is refused as long as `fails`."""
+    """Says every prompt again, in capitals; a prompt with `fail` in it is refused as long as
+    `fails`.
+    """
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked, self.open, self.most_open, self.fails, self.lock = [], 0, 0, True, threading.Lock()
+        self.asked, self.open, self.most_open, self.fails = [], 0, 0, True
+        self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.together = threading.Barrier(2)
 
@@ -41,8 +44,11 @@ class Handler(BaseHTTPRequestHandler):
         if "reason" in text:
             message["reasoning_content"] = "They ask."
         if "call" in text:
-            calls = [{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}]
-            message, reason = {"role": "assistant", "content": None, "tool_calls": calls}, "tool_calls"
+            calls = [
+                {"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+            ]
+            message = {"role": "assistant", "content": None, "tool_calls": calls}
+            reason = "tool_calls"
         answer = {"choices": [{"message": message, "finish_reason": reason}]}
         status = 404 if "fail" in text and self.server.fails else 400 if "refuse" in text else 200
         with self.server.lock:
@@ -66,7 +72,11 @@ def server():
 
 def written(folder, *texts):
     file = folder / "prompts.jsonl"
-    file.write_text("".join(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in texts))
+    file.write_text(
+        "".join(
+            json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in texts
+        )
+    )
     return file
 
 
@@ -76,10 +86,19 @@ def rows_in(file):
 
 def test_a_server_answers_several_prompts_at_a_time(server, tmp_path):
     prompts = written(tmp_path, "together one", "together two", "a long story")
-    assert regenerate(Server(server.url, "big", 7, 2, api_key="secret"), prompts, tmp_path / "out.jsonl") == 3
+    assert (
+        regenerate(
+            Server(server.url, "big", 7, 2, api_key="secret"), prompts, tmp_path / "out.jsonl"
+        )
+        == 3
+    )
     assert server.most_open == 2
     rows = rows_in(tmp_path / "out.jsonl")
-    assert [row["messages"][-1]["content"] for row in rows] == ["TOGETHER ONE", "TOGETHER TWO", "A LONG STORY"]
+    assert [row["messages"][-1]["content"] for row in rows] == [
+        "TOGETHER ONE",
+        "TOGETHER TWO",
+        "A LONG STORY",
+    ]
     assert [row["finished"] for row in rows] == [True, True, False]
     path, key, body = server.asked[0]
     assert (path, key) == ("/v1/chat/completions", "Bearer secret")
@@ -88,19 +107,28 @@ def test_a_server_answers_several_prompts_at_a_time(server, tmp_path):
 
 def test_what_a_server_has_answered_is_not_asked_again(server, tmp_path):
     prompts, output = written(tmp_path, "one", "two", "fail", "four"), tmp_path / "out.jsonl"
-    with pytest.raises(OSError, match=r"did not answer prompt 3 .*status 404.*kept: the same call goes on"):
+    with pytest.raises(
+        OSError, match=r"did not answer prompt 3 .*status 404.*kept: the same call goes on"
+    ):
         regenerate(Server(server.url, "big", 7, 1), prompts, output)
     server.fails, before = False, len(server.asked)
     regenerate(Server(server.url, "big", 7, 1), prompts, output)
     again = [body["messages"][-1]["content"] for _, _, body in server.asked[before:]]
     assert "one" not in again
-    assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE", "TWO", "FAIL", "FOUR"]
+    assert [row["messages"][-1]["content"] for row in rows_in(output)] == [
+        "ONE",
+        "TWO",
+        "FAIL",
+        "FOUR",
+    ]
     with pytest.raises(ValueError, match="other settings"):
         regenerate(Server(server.url, "bigger", 7, 1), prompts, output)
 
 
 def test_a_prompt_that_a_server_cannot_answer_holds_nothing_up(server, tmp_path):
-    """One that is too long, and one whose tokens all went into thoughts: both are kept as unfinished."""
+    """One that is too long, and one whose tokens all went into thoughts: both are kept as
+    unfinished.
+    """
     prompts, output = written(tmp_path, "one", "refuse", "think", "four"), tmp_path / "out.jsonl"
     assert regenerate(Server(server.url, "big", 7, 1), prompts, output) == 4
     assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE", "", "", "FOUR"]
@@ -109,7 +137,17 @@ def test_a_prompt_that_a_server_cannot_answer_holds_nothing_up(server, tmp_path)
 
 def test_the_command_asks_a_server_without_loading_a_model(server, tmp_path):
     prompts, output = written(tmp_path, "hello"), tmp_path / "out.jsonl"
-    words = ["regenerate", "--target", "big", "--base-url", server.url, "--prompts", str(prompts), "--output", str(output)]
+    words = [
+        "regenerate",
+        "--target",
+        "big",
+        "--base-url",
+        server.url,
+        "--prompts",
+        str(prompts),
+        "--output",
+        str(output),
+    ]
     result = CliRunner().invoke(app, words, env={"OPENAI_API_KEY": "other"})
     assert result.exit_code == 0, result.output
     assert server.asked[0][1] == "Bearer other"
@@ -123,7 +161,9 @@ def test_the_command_asks_a_server_without_loading_a_model(server, tmp_path):
 def test_a_server_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
     prompts = written(tmp_path, "hello")
-    with pytest.raises(OSError, match=r"http://127.0.0.1:9/v1/chat/completions did not answer prompt 1"):
+    with pytest.raises(
+        OSError, match=r"http://127.0.0.1:9/v1/chat/completions did not answer prompt 1"
+    ):
         regenerate(Server("http://127.0.0.1:9/v1", "big", 7, 1), prompts, tmp_path / "out.jsonl")
 
 
@@ -139,7 +179,10 @@ def test_thoughts_and_calls_of_tools_are_kept(server, tmp_path):
     assert answered["messages"][-1] == {
         "role": "assistant", "content": "REASON AND ANSWER", "reasoning_content": "They ask.",
     }  # fmt: skip
-    assert (thought["messages"][-1]["reasoning_content"], thought["messages"][-1]["content"]) == ("They ask.", "")
+    assert (thought["messages"][-1]["reasoning_content"], thought["messages"][-1]["content"]) == (
+        "They ask.",
+        "",
+    )
     assert called["messages"][-1]["tool_calls"][0]["function"]["name"] == "weather"
     assert [row["finished"] for row in (answered, thought, called)] == [True, False, True]
     assert all(body["tools"] == tools for _, _, body in server.asked)
@@ -166,7 +209,8 @@ def test_a_server_is_sent_what_the_protocol_knows(server, tmp_path):
 @pytest.mark.parametrize("word", ["fail", "refuse"])
 def test_a_server_that_takes_no_prompt_is_said_and_leaves_nothing(word, server, tmp_path):
     """A wrong key or name: the command waited for ever, or wrote empty answers as finished work."""
-    prompts, output = written(tmp_path, *[f"{word} {number}" for number in range(12)]), tmp_path / "out.jsonl"
+    prompts = written(tmp_path, *[f"{word} {number}" for number in range(12)])
+    output = tmp_path / "out.jsonl"
     with pytest.raises(OSError, match="status 404" if word == "fail" else "refuses every prompt"):
         regenerate(Server(server.url, "big", 7, 3), prompts, output)
     assert rows_in(output) == []

@@ -1,4 +1,6 @@
-"""Training end to end on tiny models: it learns, resumes as if never stopped, and refuses what cannot work."""
+"""Training end to end on tiny models: it learns, resumes as if never stopped, and refuses what
+cannot work.
+"""
 
 import json
 import random
@@ -51,10 +53,19 @@ ARGUMENTS = {
 
 @pytest.mark.slow
 def test_a_trained_drafter_drafts_several_tokens(model_dir, texts, tmp_path):
-    drafter = train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, max_steps=60, learning_rate=1e-2, **ARGUMENTS)
+    drafter = train_pard(
+        model_dir,
+        texts,
+        tmp_path / "out",
+        eval_file=texts,
+        max_steps=60,
+        learning_rate=1e-2,
+        **ARGUMENTS,
+    )
     record = drafter.paradraft["training"]
     losses = [record["eval"][f"eval_loss_depth_{depth}"] for depth in range(4)]
-    assert all(loss < 0.7 for loss in losses)  # guessing is log(32) = 3.5; the end of a text cannot be foreseen
+    # guessing is log(32) = 3.5; the end of a text cannot be foreseen
+    assert all(loss < 0.7 for loss in losses)
     again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out")
     assert again.mask_token_id == MASK
     assert again.paradraft["training"]["num_depths"] == 4
@@ -62,14 +73,23 @@ def test_a_trained_drafter_drafts_several_tokens(model_dir, texts, tmp_path):
     target = tiny_model(initializer_range=0.05, dtype=torch.float32)
     target.load_state_dict(again.state_dict())
     again.eval()
-    target.generate(torch.arange(4)[None], assistant_model=again, max_new_tokens=12, do_sample=False)
+    target.generate(
+        torch.arange(4)[None], assistant_model=again, max_new_tokens=12, do_sample=False
+    )
     assert again.last_stats.mean_emitted > 2
 
 
 def test_a_drafter_drafts_as_far_as_it_was_trained(model_dir, texts, tmp_path):
-    drafter = train_pard(model_dir, texts, tmp_path / "out", max_steps=1, **{**ARGUMENTS, "num_depths": 15})
+    drafter = train_pard(
+        model_dir, texts, tmp_path / "out", max_steps=1, **{**ARGUMENTS, "num_depths": 15}
+    )
     assert drafter.speculation_config.num_draft_tokens == 15
-    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out").speculation_config.num_draft_tokens == 15
+    assert (
+        hf_paradraft.AutoDrafter.from_pretrained(
+            tmp_path / "out"
+        ).speculation_config.num_draft_tokens
+        == 15
+    )
 
 
 @pytest.mark.slow
@@ -87,12 +107,20 @@ def test_resume_gives_the_same_run(model_dir, texts, tmp_path):
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attention, tmp_path):
-    """A padded batch of two has the mean of all labelled rows, each computed alone; accumulated batches share their count."""
-    drafter = hf_paradraft.PardDrafter.from_causal_lm(model_dir, mask_token_id=MASK, attn_implementation=attention)
+    """A padded batch of two has the mean of all labelled rows, each computed alone; accumulated
+    batches share their count.
+    """
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(
+        model_dir, mask_token_id=MASK, attn_implementation=attention
+    )
     drafter.train()
-    samples = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)]
+    samples = [
+        {"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (5, 9)
+    ]
     cod = CodConfig(3, 0.7, 0.2)
-    trainer = PardTrainer(drafter, TrainingArguments(output_dir=tmp_path, report_to="none", use_cpu=True), cod)
+    trainer = PardTrainer(
+        drafter, TrainingArguments(output_dir=tmp_path, report_to="none", use_cpu=True), cod
+    )
     collator = trainer.data_collator
     total = count = 0
     alone = tiny_model(initializer_range=0.05, dtype=torch.float32)
@@ -100,14 +128,24 @@ def test_loss_is_cross_entropy_over_rows_whatever_the_padding(model_dir, attenti
         rows = collator.rows(sample)
         depth, position = rows["depths"], rows["position_ids"]
         mask = may_attend(depth[:, None], position[:, None], depth, position)[None, None]
-        logits = alone(rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=mask).logits[0]
+        logits = alone(
+            rows["input_ids"][None], position_ids=rows["position_ids"][None], attention_mask=mask
+        ).logits[0]
         labelled = rows["labels"] != -100
-        total = total + torch.nn.functional.cross_entropy(logits[labelled], rows["labels"][labelled], reduction="sum")
+        total = total + torch.nn.functional.cross_entropy(
+            logits[labelled], rows["labels"][labelled], reduction="sum"
+        )
         count += int(labelled.sum())
-    torch.testing.assert_close(trainer.compute_loss(drafter, collator(samples)), total / count, rtol=1e-4, atol=1e-5)
-    batches, items = trainer.get_batch_samples(iter([collator([sample]) for sample in samples]), 2, torch.device("cpu"))
+    torch.testing.assert_close(
+        trainer.compute_loss(drafter, collator(samples)), total / count, rtol=1e-4, atol=1e-5
+    )
+    batches, items = trainer.get_batch_samples(
+        iter([collator([sample]) for sample in samples]), 2, torch.device("cpu")
+    )
     assert items == count
-    accumulated = sum(trainer.compute_loss(drafter, batch, num_items_in_batch=items) for batch in batches)
+    accumulated = sum(
+        trainer.compute_loss(drafter, batch, num_items_in_batch=items) for batch in batches
+    )
     torch.testing.assert_close(accumulated, total / count, rtol=1e-4, atol=1e-5)
 
 
@@ -128,13 +166,23 @@ def test_overwriting_deletes_nothing_that_it_cannot_replace(model_dir, texts, tm
     train_pard(model_dir, texts, tmp_path / "out", max_steps=2, **{**ARGUMENTS, "save_steps": 2})
     for wrong in ({"eval_strategy": "steps"}, {"resume": True}):
         with pytest.raises(ValueError, match=r"eval|pass one of them"):
-            train_pard(model_dir, texts, tmp_path / "out", max_steps=2, overwrite=True, **ARGUMENTS, **wrong)
+            train_pard(
+                model_dir,
+                texts,
+                tmp_path / "out",
+                max_steps=2,
+                overwrite=True,
+                **ARGUMENTS,
+                **wrong,
+            )
     assert (tmp_path / "out" / "checkpoint-2" / "model.safetensors").exists()
 
 
 @pytest.mark.slow
 def test_acceptance_against_a_target_with_an_adapter(model_dir, texts, tmp_path):
-    lora = get_peft_model(AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig(target_modules=["q_proj"]))
+    lora = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(model_dir), LoraConfig(target_modules=["q_proj"])
+    )
     lora.save_pretrained(tmp_path / "lora")
     few = tmp_path / "few.jsonl"
     few.write_text("".join(texts.read_text().splitlines(keepends=True)[:8]))
@@ -202,7 +250,9 @@ def test_output_folders_are_not_overwritten(model_dir, texts, tmp_path):
         ({"target": "nowhere"}, "pass an evaluation file too"),
     ],
 )
-def test_bad_options_are_refused_before_anything_is_written(model_dir, texts, tmp_path, changes, message):
+def test_bad_options_are_refused_before_anything_is_written(
+    model_dir, texts, tmp_path, changes, message
+):
     with pytest.raises(ValueError, match=message):
         train_pard(model_dir, texts, tmp_path / "out", **{**ARGUMENTS, "max_steps": 1, **changes})
     assert not (tmp_path / "out").exists()
@@ -210,7 +260,15 @@ def test_bad_options_are_refused_before_anything_is_written(model_dir, texts, tm
 
 def test_a_missing_target_is_noticed_before_training(model_dir, texts, tmp_path):
     with pytest.raises(OSError, match="nowhere"):
-        train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=tmp_path / "nowhere", max_steps=1, **ARGUMENTS)
+        train_pard(
+            model_dir,
+            texts,
+            tmp_path / "out",
+            eval_file=texts,
+            target=tmp_path / "nowhere",
+            max_steps=1,
+            **ARGUMENTS,
+        )
     assert not (tmp_path / "out").exists()
 
 
@@ -218,22 +276,43 @@ def test_a_target_that_fails_costs_no_training(model_dir, texts, tmp_path):
     target = tmp_path / "target"
     tiny_model(dtype=torch.float32).config.save_pretrained(target)  # without weights
     with pytest.raises(OSError, match="target"):
-        train_pard(model_dir, texts, tmp_path / "out", eval_file=texts, target=target, max_steps=1, **ARGUMENTS)
-    assert hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"] == 1
+        train_pard(
+            model_dir,
+            texts,
+            tmp_path / "out",
+            eval_file=texts,
+            target=target,
+            max_steps=1,
+            **ARGUMENTS,
+        )
+    assert (
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out").paradraft["training"]["steps"]
+        == 1
+    )
 
 
 @pytest.mark.parametrize("kind", ["pard", "ppd"])
 def test_files_about_former_weights_are_moved_aside(kind, model_dir, texts, tmp_path):
-    """An old card, benchmark or adapter would be published with the new weights; and nothing moves before these are there."""
+    """An old card, benchmark or adapter would be published with the new weights; and nothing moves
+    before these are there.
+    """
     out = tmp_path / "out"
     out.mkdir()
     card = "---\ntags:\n- speculative-decoding\n- paradraft\n---\n"
-    stale = dict.fromkeys(("bench.json", "tau.png", "config.json" if kind == "ppd" else "adapter_config.json"), "old")
+    stale = dict.fromkeys(
+        ("bench.json", "tau.png", "config.json" if kind == "ppd" else "adapter_config.json"), "old"
+    )
     stale |= {"README.md": card, "vocab.txt": "old"}
     for name, text in {**stale, "notes.txt": "mine", "LICENSE": "mine"}.items():
         (out / name).write_text(text)
     run = {"pard": train_pard, "ppd": train_ppd}[kind]
-    options = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "overwrite": True, "max_length": 64}
+    options = {
+        "max_steps": 1,
+        "per_device_train_batch_size": 2,
+        "use_cpu": True,
+        "overwrite": True,
+        "max_length": 64,
+    }
     with pytest.raises(OSError, match="There is no file"):
         run(model_dir, tmp_path / "none.jsonl", out, **options)
     assert all((out / name).read_text() == text for name, text in stale.items())
@@ -248,13 +327,18 @@ def test_files_about_former_weights_are_moved_aside(kind, model_dir, texts, tmp_
 def test_flex_attentions_loss_is_sdpas(tmp_path):
     """The block mask of the GPU's path and the boolean mask of the CPU's are one rule."""
     losses = []
-    rows = [{"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (9, 14)]
+    rows = [
+        {"input_ids": list(range(n)), "labels": [-100, *range(1, n)], "length": n} for n in (9, 14)
+    ]
     for attention in ("sdpa", "flex_attention"):
         drafter = hf_paradraft.PardDrafter.from_causal_lm(
-            tiny_model(head_dim=16, attn_implementation=attention, dtype=torch.float32), mask_token_id=MASK
+            tiny_model(head_dim=16, attn_implementation=attention, dtype=torch.float32),
+            mask_token_id=MASK,
         )
         arguments = TrainingArguments(str(tmp_path), report_to="none", max_steps=1, use_cpu=True)
-        trainer = PardTrainer(drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows))
+        trainer = PardTrainer(
+            drafter, arguments, CodConfig(3, 1.0, 1.0), train_dataset=Dataset.from_list(rows)
+        )
         batch = RowCollator(MASK, CodConfig(3, 1.0, 1.0), dense_masks=attention == "sdpa")(rows)
         with torch.no_grad():
             losses.append(float(trainer.compute_loss(drafter.eval(), batch)))

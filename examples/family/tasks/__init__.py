@@ -1,6 +1,8 @@
-"""Tasks with checkable answers, made by generators, for the embedded family to learn and to be measured on.
+"""Tasks with checkable answers, made by generators, for the embedded family to learn and to be
+measured on.
 
-Held-out prompts are disjoint from training prompts by construction: a prompt's hash decides which side it is on.
+Held-out prompts are disjoint from training prompts by construction: a prompt's hash decides which
+side it is on.
 """
 
 import hashlib

@@ -4,7 +4,10 @@ from random import Random
 
 from .task import NAMES, Task, last_line, pick
 
-GOODS = "apples books coins pens stamps shells cards cups eggs keys lamps nuts rings roses bricks buttons"
+GOODS = (
+    "apples books coins pens stamps shells cards cups eggs keys lamps nuts rings roses bricks "
+    "buttons"
+)
 CONTAINERS = "box bag shop drawer basket garden shed jar"
 GAINS = (
     "buys {n} more {goods}",
@@ -44,7 +47,18 @@ def make_word_problem(rng: Random) -> Task:
         event = phrase.format(n=n, goods=goods, friend=friend, container=container)
         story.append(f"{pronoun} {person} {event}.")
         working.append(f"{person} {event}: {before} {'+' if gain else '-'} {n} = {total}.")
-    question = rng.choice([f"How many {goods} are left?", f"How many {goods} does {person} have now?", f"Count the {goods}."])
+    question = rng.choice(
+        [
+            f"How many {goods} are left?",
+            f"How many {goods} does {person} have now?",
+            f"Count the {goods}.",
+        ]
+    )
     working.append(f"Answer: {total} {goods}")
     answer = "\n".join(working)
-    return Task("word problems", " ".join([*story, question]), answer, lambda out: last_line(out) == working[-1])
+    return Task(
+        "word problems",
+        " ".join([*story, question]),
+        answer,
+        lambda out: last_line(out) == working[-1],
+    )

@@ -11,7 +11,9 @@ ARGUMENTS = "values numbers scores prices ages sizes weights counts levels marks
 
 
 class Kind(NamedTuple):
-    """What a function does with the `{xs}` that fit a `{test}`, and perhaps with a `{value}` of each; braces are filled in."""
+    """What a function does with the `{xs}` that fit a `{test}`, and perhaps with a `{value}` of
+    each; braces are filled in.
+    """
 
     verbs: str
     sentence: str
@@ -20,7 +22,11 @@ class Kind(NamedTuple):
 
 
 LOOP = "for {x} in {xs}:\n    if {test}:\n        "
-BEST = "best = None\n" + LOOP + "if best is None or {value} SIGN best:\n            best = {value}\nreturn best"
+BEST = (
+    "best = None\n"
+    + LOOP
+    + "if best is None or {value} SIGN best:\n            best = {value}\nreturn best"
+)
 KINDS = (
     Kind(
         "count tally number",
@@ -94,7 +100,13 @@ def _transform(rng: Random) -> tuple[str, str]:
     """(words, expression over `{x}`)."""
     n = rng.randint(2, 9)
     return rng.choice(
-        [("", "{x}"), ("", "{x}"), (f", times {n}", f"{{x}} * {n}"), (f", plus {n}", f"{{x}} + {n}"), (", squared", "{x} ** 2")]
+        [
+            ("", "{x}"),
+            ("", "{x}"),
+            (f", times {n}", f"{{x}} * {n}"),
+            (f", plus {n}", f"{{x}} + {n}"),
+            (", squared", "{x} ** 2"),
+        ]
     )
 
 
@@ -114,7 +126,9 @@ def _function(rng: Random) -> tuple[str, str]:
 
 
 def _meaning(source: str) -> str:
-    """The syntax tree without its docstrings, as text; raises `SyntaxError` or `ValueError` when there is none."""
+    """The syntax tree without its docstrings, as text; raises `SyntaxError` or `ValueError` when
+    there is none.
+    """
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and ast.get_docstring(node) is not None:

@@ -1,6 +1,7 @@
 """Records reshaped: key-value lines to JSON, and CSV rows to tables, lists and sentences.
 
-No record has two fields of one kind: a small model finds a value by its looks long before it learns to count columns.
+No record has two fields of one kind: a small model finds a value by its looks long before it learns
+to count columns.
 """
 
 import json
@@ -8,7 +9,10 @@ from random import Random
 
 from .task import NAMES, Task, exact_lines, pick
 
-CITIES = "Oslo Paris Rome Lima Cairo Delhi Tokyo Quito Berlin Madrid Dublin Vienna Prague Lisbon Athens Bergen".split()
+CITIES = (
+    "Oslo Paris Rome Lima Cairo Delhi Tokyo Quito Berlin Madrid Dublin Vienna Prague Lisbon Athens "
+    "Bergen"
+).split()
 COLOURS = "red blue green black white yellow orange purple pink grey brown gold".split()
 JOBS = "baker nurse pilot farmer teacher singer doctor painter writer lawyer driver cook".split()
 PETS = "cat dog bird fish horse rabbit mouse snake goat duck sheep pony".split()
@@ -52,8 +56,13 @@ def make_json(rng: Random) -> Task:
     def plain(value: str | int | bool) -> str:
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
-    blocks = ["\n".join(f"{key}{separator}{plain(value)}" for key, value in record.items()) for record in records]
-    answer = json.dumps(records[0]) if count == 1 else "[" + ",\n ".join(map(json.dumps, records)) + "]"
+    blocks = [
+        "\n".join(f"{key}{separator}{plain(value)}" for key, value in record.items())
+        for record in records
+    ]
+    answer = (
+        json.dumps(records[0]) if count == 1 else "[" + ",\n ".join(map(json.dumps, records)) + "]"
+    )
 
     def is_right(output: str) -> bool:
         try:
@@ -66,20 +75,30 @@ def make_json(rng: Random) -> Task:
 
 def make_csv(rng: Random) -> Task:
     """Four to six CSV rows, rewritten as a Markdown table, as sentences or as grouped lines."""
-    fields = ["name", *_fields(rng, tuple(kind for kind in KINDS if kind not in {PEOPLE, TRUTHS}), 3)]
+    fields = [
+        "name",
+        *_fields(rng, tuple(kind for kind in KINDS if kind not in {PEOPLE, TRUTHS}), 3),
+    ]
     people = rng.sample(NAMES, rng.randint(4, 6))
     rows = [[person, *(str(_value(rng, field)) for field in fields[1:])] for person in people]
     source = "\n".join([",".join(fields), *(",".join(row) for row in rows)])
     style = rng.choice(["table", "sentences", "lines"])
     if style == "table":
         order = "Turn this CSV into a Markdown table:"
-        answer = "\n".join("| " + " | ".join(row) + " |" for row in [fields, ["---"] * len(fields), *rows])
+        answer = "\n".join(
+            "| " + " | ".join(row) + " |" for row in [fields, ["---"] * len(fields), *rows]
+        )
     elif style == "sentences":
         order = "Turn this CSV into sentences:"
         answer = "\n".join(
-            f"{row[0]} has the {fields[1]} {row[1]}, the {fields[2]} {row[2]} and the {fields[3]} {row[3]}." for row in rows
+            f"{row[0]} has the {fields[1]} {row[1]}, the {fields[2]} {row[2]} and the {fields[3]} "
+            f"{row[3]}."
+            for row in rows
         )
     else:
         order = f"List this CSV by person, {fields[3]} first:"
-        answer = "\n".join(f"{row[0]}: {fields[3]} {row[3]}; {fields[1]} {row[1]}; {fields[2]} {row[2]}" for row in rows)
+        answer = "\n".join(
+            f"{row[0]}: {fields[3]} {row[3]}; {fields[1]} {row[1]}; {fields[2]} {row[2]}"
+            for row in rows
+        )
     return Task("CSV", f"{order}\n{source}", answer, exact_lines(answer))

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from random import Random
 
 NAMES = (
-    "Mia Tom Ana Ben Eva Leo Zoe Max Ida Sam Lea Jon Amy Kai Nora Paul Rosa Otto Vera Hugo Lily Emil Clara Oscar "
-    "Alice Bruno Diana Felix Greta Henry Irene Jonas"
+    "Mia Tom Ana Ben Eva Leo Zoe Max Ida Sam Lea Jon Amy Kai Nora Paul Rosa Otto Vera Hugo Lily "
+    "Emil Clara Oscar Alice Bruno Diana Felix Greta Henry Irene Jonas"
 ).split()
 
 
@@ -35,7 +35,9 @@ def last_line(text: str) -> str:
 
 def exact_lines(answer: str) -> Callable[[str], bool]:
     """A check that wants every line of `answer`, trailing blanks aside."""
-    return lambda output: [line.rstrip() for line in output.strip().splitlines()] == answer.strip().splitlines()
+    return lambda output: (
+        [line.rstrip() for line in output.strip().splitlines()] == answer.strip().splitlines()
+    )
 
 
 def pick(rng: Random, words: str) -> str:

@@ -1,4 +1,6 @@
-"""One record for every published layout of DFlash and DSpark: what a file's numbers mean, settled when it is loaded."""
+"""One record for every published layout of DFlash and DSpark: what a file's numbers mean, settled
+when it is loaded.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from ..formats import deepspec, speculators, transformers, zlab
 from ..formats.layout import matching
 from ..layers import sizes_of
 
-LAYOUTS = (speculators.BLOCK_LAYOUT, transformers.BLOCK_LAYOUT, deepspec.BLOCK_LAYOUT, zlab.BLOCK_LAYOUT)
+LAYOUTS = (
+    speculators.BLOCK_LAYOUT,
+    transformers.BLOCK_LAYOUT,
+    deepspec.BLOCK_LAYOUT,
+    zlab.BLOCK_LAYOUT,
+)
 
 
 @dataclass
@@ -23,11 +30,13 @@ class BlockConfig:
 
     Attributes:
         layers: of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
-        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as `neighbours_to_halves` has it.
+        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as
+            `neighbours_to_halves` has it.
         features: what it reads.
         block_size: B, rows of a block, the newest token's included.
         mask_token_id: of the other rows.
-        fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one after it.
+        fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one
+            after it.
         target_hidden_size: d_t.
         target_layers: L, if it is written.
         causal: kinds of layers whose rows see only those before them in the block.
@@ -35,13 +44,16 @@ class BlockConfig:
         vocab_size: V of the target.
         draft_vocab_size: V', where it is smaller.
         markov_rank, markov_type: of the head that looks at the token before; 0 for none.
-        confidence, confidence_with_markov: whether it says how sure it is, and knows the token before then.
-        conv_kernel_size, conv_group_size: of DFlash2's convolutions: taps, and channels that share a kernel.
+        confidence, confidence_with_markov: whether it says how sure it is, and knows the token
+            before then.
+        conv_kernel_size, conv_group_size: of DFlash2's convolutions: taps, and channels that share
+            a kernel.
         selector_rank, selector_top_k: of its selector, and the tokens that it chooses among.
         transfer_rank, message_size: of DSpine's codes, and of what a row is told.
         refiner_rank, refiner_size: of XPress's refiner, and of its SwiGLU.
         softcap, embedding_scale, logit_scale: of its own, instead of the target's.
-        raw_target: the target's table and head are used as they are, without the target's own scales and cap.
+        raw_target: the target's table and head are used as they are, without the target's own
+            scales and cap.
         layout: whose it is.
         notes: what was assumed.
     """
@@ -93,21 +105,33 @@ class BlockConfig:
         pairs: list[tuple[str, Any]] = [
             ("block", f"{self.block_size} rows, {self.num_drafts} guesses: {reading}"),
             ("mask token", self.mask_token_id),
-            ("head for the token before", f"{self.markov_type}, rank {self.markov_rank}" if self.markov_rank else "none"),
+            (
+                "head for the token before",
+                f"{self.markov_type}, rank {self.markov_rank}" if self.markov_rank else "none",
+            ),
             ("confidences", "yes" if self.confidence else "no"),
         ]
         if self.selector_rank:
-            pairs.append(("convolutions", f"{self.conv_kernel_size} taps, groups of {self.conv_group_size}"))
-            pairs.append(("selector", f"rank {self.selector_rank}, among {self.selector_top_k} tokens"))
+            pairs.append(
+                ("convolutions", f"{self.conv_kernel_size} taps, groups of {self.conv_group_size}")
+            )
+            pairs.append(
+                ("selector", f"rank {self.selector_rank}, among {self.selector_top_k} tokens")
+            )
         if self.transfer_rank:
-            sizes = f"rank {self.transfer_rank}, messages of {self.message_size}, among {self.selector_top_k} tokens"
+            sizes = (
+                f"rank {self.transfer_rank}, messages of {self.message_size}, among "
+                f"{self.selector_top_k} tokens"
+            )
             pairs.append(("codes of tokens before", sizes))
         if self.refiner_rank:
             pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
         return pairs
 
     @classmethod
-    def for_target(cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any) -> BlockConfig:
+    def for_target(
+        cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any
+    ) -> BlockConfig:
         """Make the config of an untrained drafter.
 
         Args:
@@ -121,8 +145,14 @@ class BlockConfig:
         """
         config, total = target.config.get_text_config(), len(layers_of(target))
         if not 1 <= num_features <= total:
-            raise ValueError(f"The target has {total} layers: {num_features} of them cannot be read.")
-        chosen = zlab.spread(num_features, total) if total > 4 or num_features == 1 else tuple(range(num_features))
+            raise ValueError(
+                f"The target has {total} layers: {num_features} of them cannot be read."
+            )
+        chosen = (
+            zlab.spread(num_features, total)
+            if total > 4 or num_features == 1
+            else tuple(range(num_features))
+        )
         return cls(
             layers=Qwen3Config(**sizes_of(target), num_hidden_layers=num_layers),
             features=tuple(dict.fromkeys(min(max(0, key), total - 1) for key in chosen)),

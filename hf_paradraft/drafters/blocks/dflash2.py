@@ -1,4 +1,6 @@
-"""DFlash2: DFlash with short convolutions around each part of a layer, and a selector among the best tokens (z-lab, 2026)."""
+"""DFlash2: DFlash with short convolutions around each part of a layer, and a selector among the
+best tokens (z-lab, 2026).
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,11 @@ from .sequential import SequentialDrafter
 
 
 class GroupedConvolution(nn.Module):
-    """Two causal convolutions over the rows of a block, before a part of a layer and after it, whose taps depend on the row.
+    """Two causal convolutions over the rows of a block, before a part of a layer and after it,
+    whose taps depend on the row.
 
-    Tap `i` of channel `c` is `base[i, c] + change[i, c // group_size]`; all changes are projections of the part's input.
+    Tap `i` of channel `c` is `base[i, c] + change[i, c // group_size]`; all changes are projections
+    of the part's input.
 
     Args:
         hidden_size: d, a multiple of `group_size`.
@@ -30,7 +34,9 @@ class GroupedConvolution(nn.Module):
         super().__init__()
         self.shape, self.group_size = (2, taps, hidden_size // group_size), group_size
         self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
-        self.kernel_projection = nn.Linear(hidden_size, 2 * taps * (hidden_size // group_size), bias=False)
+        self.kernel_projection = nn.Linear(
+            hidden_size, 2 * taps * (hidden_size // group_size), bias=False
+        )
 
     def forward(self, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Run `part` of a layer between both convolutions.
@@ -39,19 +45,28 @@ class GroupedConvolution(nn.Module):
             states: `(B, M, d)`, the part's input; rows begin with their block.
             part: what is run on as many rows.
         """
-        changes = self.kernel_projection(states).unflatten(-1, self.shape).repeat_interleave(self.group_size, -1)
+        changes = (
+            self.kernel_projection(states)
+            .unflatten(-1, self.shape)
+            .repeat_interleave(self.group_size, -1)
+        )
         before, after = (self.base_kernel + changes).unbind(-3)
         return _convolve(part(_convolve(states, before)), after)
 
 
 def _convolve(states: Tensor, kernels: Tensor) -> Tensor:
-    """Sum over taps `kernels[…, i, :] · states[i rows before]`: `(B, M, d)` of `(B, M, d)` and `(B, M, taps, d)`."""
+    """Sum over taps `kernels[…, i, :] · states[i rows before]`: `(B, M, d)` of `(B, M, d)` and `(B,
+    M, taps, d)`.
+    """
     taps, rows = kernels.shape[-2], states.shape[1]
-    return sum(kernels[..., tap, :] * F.pad(states, (0, 0, tap, 0))[:, :rows] for tap in range(taps))
+    return sum(
+        kernels[..., tap, :] * F.pad(states, (0, 0, tap, 0))[:, :rows] for tap in range(taps)
+    )
 
 
 class ConvolvedLayer(nn.Module):
-    """A decoder layer of Llama's or Qwen3's form, with a convolution around attention and one around the MLP.
+    """A decoder layer of Llama's or Qwen3's form, with a convolution around attention and one
+    around the MLP.
 
     Args:
         layer: whose parts it takes.
@@ -75,7 +90,8 @@ class ConvolvedLayer(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """A head of scores `score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]` of rank `r`: which of the best tokens v goes with the token u.
+    """A head of scores `score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]` of rank `r`: which of the best
+    tokens v goes with the token u.
 
     Args:
         vocab_size: V.
@@ -117,30 +133,46 @@ class DFlash2Drafter(SequentialDrafter):
     training_options = None
 
     def __init__(
-        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+        self,
+        config: BlockConfig,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
     ):
         super().__init__(config, vocabulary, own_embedding, own_head)
         sizes = (self.hidden_size, config.conv_kernel_size, config.conv_group_size)
         if config.selector_rank < 1:
-            raise ValueError("This DFlash2 drafter's config names no selector_rank: save or download it again.")
+            raise ValueError(
+                "This DFlash2 drafter's config names no selector_rank: save or download it again."
+            )
         if vocabulary is not None:
-            raise ValueError("A DFlash2 drafter selects among all of its target's tokens, and this one guesses some of them.")
+            raise ValueError(
+                "A DFlash2 drafter selects among all of its target's tokens, and this one guesses "
+                "some of them."
+            )
         if min(sizes[1:]) < 1 or self.hidden_size % config.conv_group_size:
             raise ValueError(
-                f"This DFlash2 drafter's convolutions have {sizes[1]} taps and groups of {sizes[2]} channels, which do not fit "
-                f"{sizes[0]} channels: save or download it again."
+                f"This DFlash2 drafter's convolutions have {sizes[1]} taps and groups of "
+                f"{sizes[2]} channels, which do not fit {sizes[0]} channels: save or download it "
+                "again."
             )
-        self.stack.layers = nn.ModuleList(ConvolvedLayer(layer, *sizes) for layer in self.stack.layers)
+        self.stack.layers = nn.ModuleList(
+            ConvolvedLayer(layer, *sizes) for layer in self.stack.layers
+        )
         self.selector = CandidateSelector(config.vocab_size, self.hidden_size, config.selector_rank)
         self.eval()
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: only tokens that the logits have among their best are guessed."""
+        """Implement `SequentialDrafter.bias_behind`: only tokens that the logits have among their
+        best are guessed.
+        """
         candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
         states = self.guesses(states)
 
         @torch.no_grad()
-        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+        def bias(
+            depths: LongTensor, tokens: LongTensor, memories: list[Any]
+        ) -> tuple[Tensor, list[Any]]:
             rows = depths.to(states.device)
             scores = self.selector(tokens.to(states.device), states[rows], candidates[rows])
             nothing = scores.new_full((len(tokens), logits.shape[-1]), -torch.inf)

@@ -1,4 +1,6 @@
-"""One call's drafting by blocks: each round fills one block after the context features of each row."""
+"""One call's drafting by blocks: each round fills one block after the context features of each
+row.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +35,7 @@ class BlockDrafting(ContextDrafting):
         states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
         guesses = [
-            self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room) for rows, prefix in zip(states, prefixes, strict=True)
+            self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room)
+            for rows, prefix in zip(states, prefixes, strict=True)
         ]
         return self.where_read(prefixes, guesses)

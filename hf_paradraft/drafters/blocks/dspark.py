@@ -1,4 +1,6 @@
-"""DSpark: DFlash's blocks with a head that looks at the token before, and one that says how sure it is (DeepSpec, 2026)."""
+"""DSpark: DFlash's blocks with a head that looks at the token before, and one that says how sure it
+is (DeepSpec, 2026).
+"""
 
 from __future__ import annotations
 
@@ -25,17 +27,27 @@ class DSparkDrafter(SequentialDrafter):
     training_options = "DSparkTraining"
 
     def __init__(
-        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+        self,
+        config: BlockConfig,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
     ):
         super().__init__(config, vocabulary, own_embedding, own_head)
         self.markov: MarkovHead | None = None
         self.confidence: nn.Linear | None = None
         if config.markov_rank:
             self.markov = MarkovHead(
-                config.vocab_size, self.num_guesses, config.markov_rank, self.hidden_size, config.markov_type
+                config.vocab_size,
+                self.num_guesses,
+                config.markov_rank,
+                self.hidden_size,
+                config.markov_type,
             )
         if config.confidence:
-            self.confidence = nn.Linear(self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0), 1)
+            self.confidence = nn.Linear(
+                self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0), 1
+            )
 
     @classmethod
     def from_target(
@@ -64,7 +76,15 @@ class DSparkDrafter(SequentialDrafter):
         sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "fill_in": False}
         heads = {"markov_rank": markov_rank, "markov_type": markov_type, "confidence": confidence}
         both = confidence and markov_rank > 0
-        drafter = cls._untrained(target, num_layers, num_features, vocabulary, **sizes, **heads, confidence_with_markov=both)
+        drafter = cls._untrained(
+            target,
+            num_layers,
+            num_features,
+            vocabulary,
+            **sizes,
+            **heads,
+            confidence_with_markov=both,
+        )
         if drafter.markov is not None:  # says nothing at first, and learns as fast as its blocks
             with torch.no_grad():
                 drafter.markov.before.weight.normal_()
@@ -72,7 +92,8 @@ class DSparkDrafter(SequentialDrafter):
         return drafter
 
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
-        """Compute the recurrent head's memory before the first guess, from a fill-in block's first row; None: there is none.
+        """Compute the recurrent head's memory before the first guess, from a fill-in block's first
+        row; None: there is none.
 
         Args:
             anchors: int64 `(…,)`, the newest tokens.
@@ -94,7 +115,9 @@ class DSparkDrafter(SequentialDrafter):
         return self.confidence(states)[..., 0]
 
     def chances(self, states: Tensor, before: LongTensor) -> list[float]:
-        """Compute the chances that guesses are accepted if those before are; arguments as for `confidence_logits`, of one row."""
+        """Compute the chances that guesses are accepted if those before are; arguments as for
+        `confidence_logits`, of one row.
+        """
         return torch.sigmoid(self.confidence_logits(states, before).float()).tolist()
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
@@ -105,10 +128,16 @@ class DSparkDrafter(SequentialDrafter):
         begin = states.new_zeros(markov.rank) if first is None else first
 
         @torch.no_grad()
-        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+        def bias(
+            depths: LongTensor, tokens: LongTensor, memories: list[Any]
+        ) -> tuple[Tensor, list[Any]]:
             before = torch.stack([begin if memory is None else memory for memory in memories])
-            biases, memory = markov(tokens.to(states.device), states[depths.to(states.device)], before)
-            return biases[..., : logits.shape[-1]], [None] * len(tokens) if memory is None else list(memory)
+            biases, memory = markov(
+                tokens.to(states.device), states[depths.to(states.device)], before
+            )
+            return biases[..., : logits.shape[-1]], [None] * len(
+                tokens
+            ) if memory is None else list(memory)
 
         return bias
 
@@ -117,5 +146,7 @@ class DSparkDrafter(SequentialDrafter):
         guess = super().guess(states, text, room)
         if self.confidence is not None:
             states = self.guesses(states)[:room]
-            guess.confidences = lambda before: self.chances(states[: len(before)], before.to(states.device))
+            guess.confidences = lambda before: self.chances(
+                states[: len(before)], before.to(states.device)
+            )
         return guess

@@ -1,7 +1,9 @@
-"""DSpine: DFlash in which each row of a block is told, after each layer, what the row before predicts (arXiv 2609.36173).
+"""DSpine: DFlash in which each row of a block is told, after each layer, what the row before
+predicts (arXiv 2609.36173).
 
-What a row predicts is a direction in a table of codes of all tokens, read from its state. The first guess is told the newest
-token's own code. After the last layer the token before is known, and its code takes the place of what was predicted.
+What a row predicts is a direction in a table of codes of all tokens, read from its state. The first
+guess is told the newest token's own code. After the last layer the token before is known, and its
+code takes the place of what was predicted.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .sequential import SequentialDrafter
 
 
 class Injection(nn.Module):
-    """Messages between neighbouring rows: `h + |h| / √d · W (σ(G u + P p + b) ⊙ M p)`, of a row's own code u and p before it.
+    """Messages between neighbouring rows: `h + |h| / √d · W (σ(G u + P p + b) ⊙ M p)`, of a row's
+    own code u and p before it.
 
     Args:
         num_layers: each with a readout and W of its own.
@@ -33,9 +36,15 @@ class Injection(nn.Module):
 
     def __init__(self, num_layers: int, hidden_size: int, rank: int, message_size: int):
         super().__init__()
-        self.readouts = nn.ModuleList(nn.Linear(hidden_size, rank, bias=False) for _ in range(num_layers))
-        self.writes = nn.ModuleList(nn.Linear(message_size, hidden_size, bias=False) for _ in range(num_layers))
-        self.message, self.receiver_gate, self.predecessor_gate = (nn.Linear(rank, message_size, bias=False) for _ in range(3))
+        self.readouts = nn.ModuleList(
+            nn.Linear(hidden_size, rank, bias=False) for _ in range(num_layers)
+        )
+        self.writes = nn.ModuleList(
+            nn.Linear(message_size, hidden_size, bias=False) for _ in range(num_layers)
+        )
+        self.message, self.receiver_gate, self.predecessor_gate = (
+            nn.Linear(rank, message_size, bias=False) for _ in range(3)
+        )
         self.bias = nn.Parameter(torch.zeros(message_size))
 
     def predicted(self, layer: int, states: Tensor) -> Tensor:
@@ -74,11 +83,18 @@ class DSpineDrafter(SequentialDrafter):
     training_options = None
 
     def __init__(
-        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+        self,
+        config: BlockConfig,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
     ):
         super().__init__(config, vocabulary, own_embedding, own_head)
         if vocabulary is not None or not config.fill_in or set(config.causal) != set(self.windows):
-            raise ValueError("A DSpine drafter fills its block in causally, with all of its target's tokens; this one does not.")
+            raise ValueError(
+                "A DSpine drafter fills its block in causally, with all of its target's tokens; "
+                "this one does not."
+            )
         sizes = (self.hidden_size, config.transfer_rank, config.message_size)
         self.injection = Injection(len(self.stack.layers), *sizes)
         self.register_buffer("transfer_codes", torch.zeros(config.vocab_size, config.transfer_rank))
@@ -86,7 +102,10 @@ class DSpineDrafter(SequentialDrafter):
 
     def codes(self, tokens: LongTensor) -> Tensor:
         """Look up the codes `(…, r)` of tokens, int64 `(…,)`."""
-        return self.transfer_codes[tokens.to(self.device)].to(self.dtype) * self.transfer_codes.shape[-1] ** 0.5
+        return (
+            self.transfer_codes[tokens.to(self.device)].to(self.dtype)
+            * self.transfer_codes.shape[-1] ** 0.5
+        )
 
     @classmethod
     def mend(cls, weights: dict[str, Tensor]) -> None:
@@ -96,21 +115,34 @@ class DSpineDrafter(SequentialDrafter):
             ValueError: they were not.
         """
         if not bool(weights.pop("transfer_ready", True)):
-            raise ValueError("This DSpine drafter's table of codes was never filled (transfer_ready): download it again.")
+            raise ValueError(
+                "This DSpine drafter's table of codes was never filled (transfer_ready): download "
+                "it again."
+            )
 
-    def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Any) -> Tensor:
-        """Implement `DFlashDrafter.forward_block`: states before the last layer's messages, and before the norm."""
+    def forward_block(
+        self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Any
+    ) -> Tensor:
+        """Implement `DFlashDrafter.forward_block`: states before the last layer's messages, and
+        before the norm.
+        """
         states = self.embed(ids) * self.block.embedding_scale
         turned, anchors = turns(self.stack, states, positions), self.codes(ids[:, :1])
         for index, layer in enumerate(self.stack.layers):
             seen = mask if isinstance(mask, Tensor) else mask[self.stack.config.layer_types[index]]
             states = self.told(index - 1, states, anchors) if index else states
-            given = {"attention_mask": seen, "position_ids": positions, "position_embeddings": turned, **with_cache(layer, cache)}
+            given = {
+                "attention_mask": seen,
+                "position_ids": positions,
+                "position_embeddings": turned,
+                **with_cache(layer, cache),
+            }
             states = layer(states, use_cache=True, **given)
         return states
 
     def told(self, layer: int, states: Tensor, anchors: Tensor) -> Tensor:
-        """Tell each row of blocks what the row before it predicts; the newest token's own row is told nothing.
+        """Tell each row of blocks what the row before it predicts; the newest token's own row is
+        told nothing.
 
         Args:
             layer: after which.
@@ -119,22 +151,30 @@ class DSpineDrafter(SequentialDrafter):
         """
         codes = self.injection.predicted(layer, states[:, 1:])
         before = torch.cat([anchors, codes[:, :-1]], dim=1)
-        return torch.cat([states[:, :1], self.injection(layer, states[:, 1:], codes, before)], dim=1)
+        return torch.cat(
+            [states[:, :1], self.injection(layer, states[:, 1:], codes, before)], dim=1
+        )
 
     def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
-        """Make the guess of one row's block: the head that knows the token before gives all of its logits."""
+        """Make the guess of one row's block: the head that knows the token before gives all of its
+        logits.
+        """
         told = self.told(len(self.stack.layers) - 1, states[None], self.codes(text[-1:])[None])[0]
         logits = self.base_logits(self.guesses(self.stack.norm(told))[:room])
         return GuessedLogits(torch.zeros_like(logits), bias=self.bias_behind(text, states, logits))
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: the last messages once more, from the tokens before themselves."""
+        """Implement `SequentialDrafter.bias_behind`: the last messages once more, from the tokens
+        before themselves.
+        """
         last, states = len(self.stack.layers) - 1, self.guesses(states)
         codes = self.injection.predicted(last, states)
         candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
 
         @torch.no_grad()
-        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+        def bias(
+            depths: LongTensor, tokens: LongTensor, memories: list[Any]
+        ) -> tuple[Tensor, list[Any]]:
             rows = depths.to(states.device)
             told = self.injection(last, states[rows], codes[rows], self.codes(tokens))
             scores = self.chosen_logits(self.stack.norm(told), candidates[rows])
@@ -144,9 +184,13 @@ class DSpineDrafter(SequentialDrafter):
         return bias
 
     def chosen_logits(self, states: Tensor, ids: LongTensor) -> Tensor:
-        """Compute logits `(n, c)` of some tokens each, int64 `(n, c)`, of normed states `(n, d)`."""
+        """Compute logits `(n, c)` of some tokens each, int64 `(n, c)`, of normed states `(n,
+        d)`.
+        """
         head = self.shared.head if self.head is None else self.head
         if type(head) is not nn.Linear or head.bias is not None or head.weight.is_meta:
             return self.base_logits(states).gather(-1, ids)
-        logits = torch.einsum("nd,ncd->nc", states, F.embedding(ids.to(head.weight.device), head.weight).to(states))
+        logits = torch.einsum(
+            "nd,ncd->nc", states, F.embedding(ids.to(head.weight.device), head.weight).to(states)
+        )
         return self.shared.finished(logits, self.softcap, self.logit_scale, self.raw_target)

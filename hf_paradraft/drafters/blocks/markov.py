@@ -7,10 +7,11 @@ from torch import LongTensor, Tensor, nn
 
 
 class MarkovHead(nn.Module):
-    """A logit bias `bias(v | u) = W2[v] · e(u)` of rank `r`: how well token v goes with the token u that was chosen before.
+    """A logit bias `bias(v | u) = W2[v] · e(u)` of rank `r`: how well token v goes with the token u
+    that was chosen before.
 
-    `vanilla`: `e = W1[u]`. `gated`: `e = σ(G [h; W1[u]] + b) ⊙ W1[u]`. `rnn`: `[a; c; o] = J [s; W1[u]; h] + b`, `e = tanh(o)`;
-    the state becomes `σ(a) ⊙ s + (1 - σ(a)) ⊙ tanh(c)`.
+    `vanilla`: `e = W1[u]`. `gated`: `e = σ(G [h; W1[u]] + b) ⊙ W1[u]`. `rnn`: `[a; c; o] = J [s;
+    W1[u]; h] + b`, `e = tanh(o)`; the state becomes `σ(a) ⊙ s + (1 - σ(a)) ⊙ tanh(c)`.
 
     Args:
         vocab_size: V of the target, whose ids the token before has.
@@ -20,10 +21,13 @@ class MarkovHead(nn.Module):
         kind: one of the three.
     """
 
-    def __init__(self, vocab_size: int, num_guesses: int, rank: int, hidden_size: int, kind: str = "vanilla"):
+    def __init__(
+        self, vocab_size: int, num_guesses: int, rank: int, hidden_size: int, kind: str = "vanilla"
+    ):
         super().__init__()
         self.kind, self.rank = kind, rank
-        self.before, self.after = nn.Embedding(vocab_size, rank), nn.Linear(rank, num_guesses, bias=False)
+        self.before = nn.Embedding(vocab_size, rank)
+        self.after = nn.Linear(rank, num_guesses, bias=False)
         nn.init.normal_(self.before.weight, std=0.01)
         if kind == "gated":
             self.gate = nn.Linear(hidden_size + rank, rank)
@@ -31,10 +35,14 @@ class MarkovHead(nn.Module):
             self.joint = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def embed(self, tokens: LongTensor) -> Tensor:
-        """Look up the embeddings `W1` of tokens, `(…, r)`; tokens that it does not have count as token 0."""
+        """Look up the embeddings `W1` of tokens, `(…, r)`; tokens that it does not have count as
+        token 0.
+        """
         return self.before(tokens.where(tokens < self.before.num_embeddings, 0))
 
-    def forward(self, tokens: LongTensor, states: Tensor, memory: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, tokens: LongTensor, states: Tensor, memory: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         """Compute the logit bias after `tokens`, and the new memory of the recurrent head.
 
         Args:
@@ -49,7 +57,9 @@ class MarkovHead(nn.Module):
         if self.kind == "vanilla":
             return self.after(embedded), None
         if self.kind == "gated":
-            return self.after(torch.sigmoid(self.gate(torch.cat([states, embedded], dim=-1))) * embedded), None
+            return self.after(
+                torch.sigmoid(self.gate(torch.cat([states, embedded], dim=-1))) * embedded
+            ), None
         memory = torch.zeros_like(embedded) if memory is None else memory
         keep, new, out = self.joint(torch.cat([memory, embedded, states], dim=-1)).chunk(3, dim=-1)
         keep = torch.sigmoid(keep)

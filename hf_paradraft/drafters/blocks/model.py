@@ -1,7 +1,9 @@
-"""DFlash: a block of masks is filled in one forward, over keys and values made of the target's hidden states (Chen et al., 2026).
+"""DFlash: a block of masks is filled in one forward, over keys and values made of the target's
+hidden states (Chen et al., 2026).
 
-Context features `c_j = norm(W · [h_1[j]; …; h_m[j]])` of every verified token go straight into the keys and values of all layers:
-they pass no layer themselves. The block `[newest token, mask, …, mask]` attends to them, and to itself in both directions.
+Context features `c_j = norm(W · [h_1[j]; …; h_m[j]])` of every verified token go straight into the
+keys and values of all layers: they pass no layer themselves. The block `[newest token, mask, …,
+mask]` attends to them, and to itself in both directions.
 """
 
 from __future__ import annotations
@@ -54,7 +56,10 @@ class DFlashDrafter(FeatureDrafter):
         self.block = config
         self.windows = attention_windows(self.stack) or {}
         if len(self.windows) > 1 and config.layers.model_type == "llama":
-            raise ValueError(f"This {self.title} has layers of Llama with and without windows, which are not served together.")
+            raise ValueError(
+                f"This {self.title} has layers of Llama with and without windows, which are not "
+                "served together."
+            )
         self.logit_scale = config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
         self.eval()
@@ -69,7 +74,8 @@ class DFlashDrafter(FeatureDrafter):
         num_features: int = 5,
         vocabulary: LongTensor | None = None,
     ) -> DFlashDrafter:
-        """Make an untrained drafter for `target`, attached to it, whose masks guess their own places.
+        """Make an untrained drafter for `target`, attached to it, whose masks guess their own
+        places.
 
         Args:
             target: a decoder-only causal LM.
@@ -87,16 +93,27 @@ class DFlashDrafter(FeatureDrafter):
 
     @classmethod
     def _untrained(
-        cls, target: PreTrainedModel, num_layers: int, num_features: int, vocabulary: LongTensor | None, **options: Any
+        cls,
+        target: PreTrainedModel,
+        num_layers: int,
+        num_features: int,
+        vocabulary: LongTensor | None,
+        **options: Any,
     ) -> Self:
-        """Make a drafter with random layers, attached to `target`; `options` are further fields of its config."""
+        """Make a drafter with random layers, attached to `target`; `options` are further fields of
+        its config.
+        """
         size = None if vocabulary is None else len(vocabulary)
-        config = BlockConfig.for_target(target, num_layers, num_features, draft_vocab_size=size, **options)
+        config = BlockConfig.for_target(
+            target, num_layers, num_features, draft_vocab_size=size, **options
+        )
         return cls(config, vocabulary).started_beside(target)
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `FeatureDrafter.written`, in the speculators layout."""
-        return blocks_config(self.block, self.kind, self.num_guesses), published(self.state_dict(), BLOCKS)
+        return blocks_config(self.block, self.kind, self.num_guesses), published(
+            self.state_dict(), BLOCKS
+        )
 
     @property
     def most_drafts(self) -> int:  # type: ignore[override]
@@ -113,7 +130,9 @@ class DFlashDrafter(FeatureDrafter):
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Compute context features `(…, hidden)` of tokens from the target's hidden states."""
-        states = torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)
+        states = torch.cat(
+            [features[key].to(self.device, self.dtype) for key in self.features], dim=-1
+        )
         return self.hidden_norm(self.fc(states))
 
     def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
@@ -139,12 +158,24 @@ class DFlashDrafter(FeatureDrafter):
             cache.update(keys, values.transpose(1, 2), index)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
-        """Make the attention masks of each kind of layer, for rows whose first cache slots hold these positions."""
+        """Make the attention masks of each kind of layer, for rows whose first cache slots hold
+        these positions.
+        """
         windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
-        return {kind: StackMasks({kind: window}, offsets, self.dtype, self.device) for kind, window in windows.items()}
+        return {
+            kind: StackMasks({kind: window}, offsets, self.dtype, self.device)
+            for kind, window in windows.items()
+        }
 
-    def fill(self, anchors: LongTensor, masks: dict[str, StackMasks], cache: RaggedCache, compiled: bool = False) -> Tensor:
-        """Compute normed states `(B, block size, hidden)` of blocks that begin with the newest tokens and go on with masks.
+    def fill(
+        self,
+        anchors: LongTensor,
+        masks: dict[str, StackMasks],
+        cache: RaggedCache,
+        compiled: bool = False,
+    ) -> Tensor:
+        """Compute normed states `(B, block size, hidden)` of blocks that begin with the newest
+        tokens and go on with masks.
 
         Args:
             anchors: int64 `(B,)`, the rows' newest tokens.
@@ -171,7 +202,9 @@ class DFlashDrafter(FeatureDrafter):
         forward = compiled_method(self.forward_block, compiled and cache.end > 0)
         return forward(ids, mask if len(by_kind) == 1 else by_kind, positions, cache.cache)
 
-    def forward_block(self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
+    def forward_block(
+        self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
+    ) -> Tensor:
         """Compute normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
         return run(self.stack, self.embed(ids) * self.block.embedding_scale, mask, positions, cache)
 
@@ -184,23 +217,33 @@ class DFlashDrafter(FeatureDrafter):
 
         Args:
             states: `(block size, d)`.
-            text: int64 `(n,)`, the newest tokens before the block's guesses, two where there are as many.
+            text: int64 `(n,)`, the newest tokens before the block's guesses, two where there are as
+                many.
             room: K.
         """
-        return GuessedLogits(self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary)
+        return GuessedLogits(
+            self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary
+        )
 
     def base_logits(self, states: Tensor) -> Tensor:
         """Compute logits `(…, V')` of states, before any head that looks at the token before."""
         return self.logits(states)[..., : self.num_guesses]
 
     @torch.no_grad()
-    def block_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """Compute the states `(B, drafts, hidden)` that guess after whole prefixes; arguments as for `all_states`."""
+    def block_states(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None
+    ) -> Tensor:
+        """Compute the states `(B, drafts, hidden)` that guess after whole prefixes; arguments as
+        for `all_states`.
+        """
         return self.guesses(self.all_states(input_ids, features))
 
     @torch.no_grad()
-    def all_states(self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None) -> Tensor:
-        """Compute the states `(B, block size, hidden)` of blocks after whole prefixes, without caches from before.
+    def all_states(
+        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None
+    ) -> Tensor:
+        """Compute the states `(B, block size, hidden)` of blocks after whole prefixes, without
+        caches from before.
 
         Args:
             input_ids: int64 `(B, n)`.
@@ -208,16 +251,24 @@ class DFlashDrafter(FeatureDrafter):
         """
         if features is None:
             raise ValueError(
-                f"A {self.title} guesses from the target's hidden states: pass features, by key, of all tokens but one."
+                f"A {self.title} guesses from the target's hidden states: pass features, by key, "
+                "of all tokens but one."
             )
         rows, length = input_ids.shape[0], input_ids.shape[1] - 1
         cache = RaggedCache(plain_cache(self.stack), rows, length)
         if length:
-            self.inject(self.fuse(features), torch.arange(length, device=self.device).expand(rows, -1), cache.cache)
+            self.inject(
+                self.fuse(features),
+                torch.arange(length, device=self.device).expand(rows, -1),
+                cache.cache,
+            )
         return self.fill(input_ids[:, -1].to(self.device), self.masks([0] * rows), cache)
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> Tensor:
         """Compute logits of the next tokens after a whole prefix, without caches.
 

@@ -1,4 +1,5 @@
-"""Block drafters with a sequential head: one forward fills a block, and each guess then knows the token chosen before it.
+"""Block drafters with a sequential head: one forward fills a block, and each guess then knows the
+token chosen before it.
 
 DSpark (section 3.2), DFlash2 and XPress differ in what that head adds to the logits.
 """
@@ -37,16 +38,23 @@ class SequentialDrafter(DFlashDrafter):
         return guess
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> Tensor:
         """Implement `DFlashDrafter.draft_logits`; each token after the most probable one before."""
         count = self.most_drafts if num_draft_tokens is None else num_draft_tokens
         blocks = zip(self.all_states(input_ids, features), input_ids, strict=True)
-        return torch.stack([self._chain(self.guess(states, ids[-2:], count), ids[-1:]) for states, ids in blocks])
+        return torch.stack(
+            [self._chain(self.guess(states, ids[-2:], count), ids[-1:]) for states, ids in blocks]
+        )
 
     @torch.no_grad()
     def _chain(self, guess: GuessedLogits, token: LongTensor) -> Tensor:
-        """Compute logits `(k, V')` of a guess, with the bias of the most probable token before each."""
+        """Compute logits `(k, V')` of a guess, with the bias of the most probable token before
+        each.
+        """
         if guess.bias is None:
             return guess.logits
         rows, memories = [], [None]

@@ -14,7 +14,8 @@ from .model import DFlashDrafter
 
 
 def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
-    """Compute the mask of all blocks: a row sees the context before its own anchor, and its own block.
+    """Compute the mask of all blocks: a row sees the context before its own anchor, and its own
+    block.
 
     Args:
         anchors: int64 `(B, A)`, -1 for none; rows of such a block see themselves.
@@ -27,11 +28,17 @@ def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
     batch, count = anchors.shape
     before = torch.arange(length, device=anchors.device) < anchors[..., None]  # (B, A, N)
     itself = torch.eye(count, dtype=torch.bool, device=anchors.device)
-    blocks = itself.repeat_interleave(block_size, 0).repeat_interleave(block_size, 1).expand(batch, -1, -1)
+    blocks = (
+        itself.repeat_interleave(block_size, 0)
+        .repeat_interleave(block_size, 1)
+        .expand(batch, -1, -1)
+    )
     return torch.cat([before.repeat_interleave(block_size, 1), blocks], dim=-1)[:, None]
 
 
-def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
+def slots(
+    drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]
+) -> dict[str, Tensor]:
     """Compute the guesses of all blocks of a batch, each after known tokens.
 
     Args:
@@ -51,12 +58,20 @@ def slots(drafter: DFlashDrafter, batch: dict[str, Tensor], states: dict[Feature
     fed = torch.full_like(positions, drafter.block.mask_token_id)
     fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
     seen = block_mask(anchors, width, size)
-    hidden = run(drafter.stack, drafter.embed(fed.flatten(1)), additive(seen, drafter.dtype), positions.flatten(1), cache)
+    hidden = run(
+        drafter.stack,
+        drafter.embed(fed.flatten(1)),
+        additive(seen, drafter.dtype),
+        positions.flatten(1),
+        cache,
+    )
     hidden = drafter.guesses(hidden.unflatten(1, (-1, size)))
     guesses = {"logits": drafter.base_logits(hidden)}
     if isinstance(drafter, DSparkDrafter):
         if drafter.markov is not None:
-            guesses["logits"] = guesses["logits"] + drafter.markov.along(before, hidden).to(guesses["logits"])
+            guesses["logits"] = guesses["logits"] + drafter.markov.along(before, hidden).to(
+                guesses["logits"]
+            )
         if drafter.confidence is not None:
             guesses["confidence"] = drafter.confidence_logits(hidden, before)
     return guesses

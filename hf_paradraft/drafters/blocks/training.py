@@ -1,4 +1,6 @@
-"""Train DFlash's and DSpark's blocks on a frozen target: anchors in every text, all blocks in one forward (DSpark, section 4)."""
+"""Train DFlash's and DSpark's blocks on a frozen target: anchors in every text, all blocks in one
+forward (DSpark, section 4).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
 
 
 class Blocks(torch.nn.Module):
-    """A drafter whose forward is `slots`, as wrappers of several processes want it; its parameters are the drafter's.
+    """A drafter whose forward is `slots`, as wrappers of several processes want it; its parameters
+    are the drafter's.
 
     Args:
         drafter: as for `slots`.
@@ -33,7 +36,9 @@ class Blocks(torch.nn.Module):
         super().__init__()
         self.drafter = drafter
 
-    def forward(self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]) -> dict[str, Tensor]:
+    def forward(
+        self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]
+    ) -> dict[str, Tensor]:
         """Run `slots` on a batch."""
         return slots(self.drafter, batch, states)
 
@@ -53,12 +58,18 @@ class BlockTraining(TargetTraining):
 
     @classmethod
     def check_drafter(cls, drafter: DFlashDrafter) -> None:
-        """Implement `TrainingOptions.check_drafter`: blocks see all of the context, and all of themselves."""
+        """Implement `TrainingOptions.check_drafter`: blocks see all of the context, and all of
+        themselves.
+        """
         if drafter.block.causal or any(window is not None for window in drafter.windows.values()):
-            raise ValueError(f"This {drafter.title} has causal layers or windows, which are not taught here.")
+            raise ValueError(
+                f"This {drafter.title} has causal layers or windows, which are not taught here."
+            )
 
     @abstractmethod
-    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+    def make(
+        self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None
+    ) -> DFlashDrafter:
         """Make an untrained drafter for `target`."""
 
     def untrained(self, inputs: RunInputs) -> DFlashDrafter:
@@ -83,13 +94,17 @@ class BlockTraining(TargetTraining):
 
 @dataclass(kw_only=True)
 class DFlashTraining(BlockTraining):
-    """Train a drafter of blocks on a target's hidden states, as DFlash's publishers have it: masks are filled in."""
+    """Train a drafter of blocks on a target's hidden states, as DFlash's publishers have it: masks
+    are filled in.
+    """
 
     kind: ClassVar[str] = "dflash"
 
     block_size: int = option("Rows of a block, which guesses one token less.", 8, least=2)
 
-    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+    def make(
+        self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None
+    ) -> DFlashDrafter:
         """Implement `BlockTraining.make`."""
         sizes = (self.num_layers, self.block_size, self.num_features)
         return DFlashDrafter.from_target(target, mask_token_id, *sizes, vocabulary)
@@ -97,7 +112,9 @@ class DFlashTraining(BlockTraining):
 
 @dataclass(kw_only=True)
 class DSparkTraining(BlockTraining):
-    """Train a drafter of blocks on a target's hidden states, with heads on the token before and on how sure it is."""
+    """Train a drafter of blocks on a target's hidden states, with heads on the token before and on
+    how sure it is.
+    """
 
     kind: ClassVar[str] = "dspark"
     recorded: ClassVar[tuple[str, ...]] = ("markov_rank",)
@@ -111,9 +128,13 @@ class DSparkTraining(BlockTraining):
         """Implement `TrainingOptions.check`."""
         super().check()
         if not self.markov_rank and not self.confidence:
-            raise ValueError("A DSpark drafter without both of its heads is a DFlash one: train dflash.")
+            raise ValueError(
+                "A DSpark drafter without both of its heads is a DFlash one: train dflash."
+            )
 
-    def make(self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None) -> DFlashDrafter:
+    def make(
+        self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None
+    ) -> DFlashDrafter:
         """Implement `BlockTraining.make`."""
         sizes = (self.num_layers, self.block_size, self.num_features)
         heads = (self.markov_rank, self.markov_type, self.confidence)

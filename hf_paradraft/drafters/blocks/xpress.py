@@ -1,7 +1,9 @@
-"""XPress: DFlash with a refiner, which mixes what stands in a block up to each row and adds a bias to its logits (2026).
+"""XPress: DFlash with a refiner, which mixes what stands in a block up to each row and adds a bias
+to its logits (2026).
 
-Published engines run the refiner over a whole block a few times, from the best tokens without it on, until nothing changes. Here
-each token is chosen before the next is asked for, which is where those passes end.
+Published engines run the refiner over a whole block a few times, from the best tokens without it
+on, until nothing changes. Here each token is chosen before the next is asked for, which is where
+those passes end.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from .sequential import SequentialDrafter
 
 
 class Refiner(nn.Module):
-    """A head: `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU after it.
+    """A head: `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙
+    a_j`, and a SwiGLU after it.
 
     Args:
         vocab_size: V, whose ids the token before has.
@@ -30,7 +33,15 @@ class Refiner(nn.Module):
         inner_size: of the SwiGLU.
     """
 
-    def __init__(self, vocab_size: int, num_guesses: int, hidden_size: int, block_size: int, rank: int, inner_size: int):
+    def __init__(
+        self,
+        vocab_size: int,
+        num_guesses: int,
+        hidden_size: int,
+        block_size: int,
+        rank: int,
+        inner_size: int,
+    ):
         super().__init__()
         self.token_embed = nn.Embedding(vocab_size, rank)
         self.down_h, self.down_g = (nn.Linear(hidden_size, rank, bias=False) for _ in range(2))
@@ -41,20 +52,28 @@ class Refiner(nn.Module):
         self.readout = nn.Linear(rank, num_guesses, bias=False)
 
     def rows(self, states: Tensor) -> Tensor:
-        """Compute the part `[D h; G mean(h)]`, `(B, 2r)`, of a block's `a` that knows no tokens, of its states `(B, d)`."""
+        """Compute the part `[D h; G mean(h)]`, `(B, 2r)`, of a block's `a` that knows no tokens, of
+        its states `(B, d)`.
+        """
         mean = states.mean(0, keepdim=True).expand_as(states)
         return torch.cat([self.down_h(states), self.down_g(mean)], dim=-1)
 
     def enter(self, rows: Tensor, tokens: LongTensor) -> Tensor:
-        """Compute `a`, `(n, r)`, of `rows` `(n, 2r)` after `tokens`, int64 `(n,)` in the target's ids."""
+        """Compute `a`, `(n, r)`, of `rows` `(n, 2r)` after `tokens`, int64 `(n,)` in the target's
+        ids.
+        """
         inside = tokens.where(tokens < self.token_embed.num_embeddings, 0)
         return self.in_proj(torch.cat([rows, self.token_embed(inside)], dim=-1))
 
     def forward(self, block: Tensor, places: LongTensor) -> Tensor:
-        """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a` that are 0 after them."""
+        """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a`
+        that are 0 after them.
+        """
         mixed = torch.einsum("rnj,njr->nr", self.mix_l[:, places], block)
         states = block[torch.arange(len(block), device=block.device), places] + mixed
-        return self.readout(states + self.mlp_down(F.silu(self.mlp_gate(states)) * self.mlp_up(states)))
+        return self.readout(
+            states + self.mlp_down(F.silu(self.mlp_gate(states)) * self.mlp_up(states))
+        )
 
 
 class XPressDrafter(SequentialDrafter):
@@ -70,11 +89,17 @@ class XPressDrafter(SequentialDrafter):
     training_options = None
 
     def __init__(
-        self, config: BlockConfig, vocabulary: LongTensor | None = None, own_embedding: bool = False, own_head: bool = False
+        self,
+        config: BlockConfig,
+        vocabulary: LongTensor | None = None,
+        own_embedding: bool = False,
+        own_head: bool = False,
     ):
         super().__init__(config, vocabulary, own_embedding, own_head)
         if config.refiner_rank < 1:
-            raise ValueError("This XPress drafter's config names no xpress_rank: save or download it again.")
+            raise ValueError(
+                "This XPress drafter's config names no xpress_rank: save or download it again."
+            )
         sizes = (self.hidden_size, config.block_size, config.refiner_rank, config.refiner_size)
         self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
         self.eval()
@@ -84,14 +109,19 @@ class XPressDrafter(SequentialDrafter):
         """Implement `SequentialDrafter.bias_behind`: a node's memory is its block's `a` so far."""
         refiner, rows = self.refiner, self.refiner.rows(states)
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
-        if skipped := int(self.block.fill_in):  # the newest token's own row stands after the token before it
+        # the newest token's own row stands after the token before it
+        if skipped := int(self.block.fill_in):
             first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
 
         @torch.no_grad()
-        def bias(depths: LongTensor, tokens: LongTensor, memories: list[Any]) -> tuple[Tensor, list[Any]]:
+        def bias(
+            depths: LongTensor, tokens: LongTensor, memories: list[Any]
+        ) -> tuple[Tensor, list[Any]]:
             places = depths.to(rows.device) + skipped
             blocks = torch.stack([first if memory is None else memory for memory in memories])
-            blocks[torch.arange(len(blocks), device=blocks.device), places] = refiner.enter(rows[places], tokens.to(rows.device))
+            blocks[torch.arange(len(blocks), device=blocks.device), places] = refiner.enter(
+                rows[places], tokens.to(rows.device)
+            )
             return refiner(blocks, places), list(blocks)
 
         return bias

@@ -22,9 +22,11 @@ class Eagle3Config:
     """An autoregressive head on fused features, or its parallel relative.
 
     Attributes:
-        layers: of its own transformer layers, Llama's, Qwen3's or Gemma 4's; the first one reads twice the width.
+        layers: of its own transformer layers, Llama's, Qwen3's or Gemma 4's; the first one reads
+            twice the width.
         features: what it reads; None: the default, which depends on how many layers the target has.
-        ambiguous: a list of layers of which the file does not say how it counts; settled by the number of the target's layers.
+        ambiguous: a list of layers of which the file does not say how it counts; settled by the
+            number of the target's layers.
         target_hidden_size: d_t.
         target_layers: L, if it is written.
         vocab_size: V of the target.
@@ -36,8 +38,10 @@ class Eagle3Config:
         mask_token_id: P-EAGLE's; None for EAGLE-3.
         num_draft_tokens: K as trained, if it is written.
         softcap: of its own logits.
-        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as `neighbours_to_halves` has it.
-        raw_target: the target's table and head are used as they are, without the target's own scales and cap.
+        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as
+            `neighbours_to_halves` has it.
+        raw_target: the target's table and head are used as they are, without the target's own
+            scales and cap.
         layout: whose it is.
         notes: what was assumed.
     """
@@ -73,7 +77,11 @@ class Eagle3Config:
 
     def particulars(self) -> list[tuple[str, Any]]:
         """List what these drafters alone have, as (name, value) pairs."""
-        flags = [name for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output") if getattr(self, name)]
+        flags = [
+            name
+            for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+            if getattr(self, name)
+        ]
         masks = [("mask token", self.mask_token_id)] if self.parallel else []
         return [("flags", ", ".join(flags) or "none"), *masks]
 
@@ -83,7 +91,12 @@ class Eagle3Config:
         Raises:
             ValueError: its list of layers can be read in two ways.
         """
-        low, middle, high = 1, layers // 2 - 1, layers - 4  # outputs; entries 2, L // 2, L - 3 of transformers' tuple
+        # outputs; entries 2, L // 2, L - 3 of transformers' tuple
+        low, middle, high = (
+            1,
+            layers // 2 - 1,
+            layers - 4,
+        )
         if self.features is not None:
             return self.features
         if self.ambiguous is None or list(self.ambiguous) == [low, middle, high]:
@@ -91,14 +104,15 @@ class Eagle3Config:
         if list(self.ambiguous) == [low + 1, middle + 1, high + 1]:
             return (low, middle, high)
         raise ValueError(
-            f"This drafter reads layers {list(self.ambiguous)}, and its file does not say whether these count outputs of layers "
-            f"or inputs. Set drafter.features to the outputs of layers that it was trained on: {self.ambiguous}, or each "
-            "less one."
+            f"This drafter reads layers {list(self.ambiguous)}, and its file does not say whether "
+            "these count outputs of layers or inputs. Set drafter.features to the outputs of "
+            f"layers that it was trained on: {self.ambiguous}, or each less one."
         )
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, **options: Any) -> Eagle3Config:
-        """Make the config of an untrained drafter, with a norm for each state that it reads and normed ones fed back (EAGLE-3.1).
+        """Make the config of an untrained drafter, with a norm for each state that it reads and
+        normed ones fed back (EAGLE-3.1).
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
@@ -110,7 +124,10 @@ class Eagle3Config:
         """
         config, total = target.config.get_text_config(), len(layers_of(target))
         if total < 7:
-            raise ValueError(f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in all: 7 are needed.")
+            raise ValueError(
+                f"EAGLE-3 reads a low, a middle and a high layer, and this target has {total} in "
+                "all: 7 are needed."
+            )
         return cls(
             layers=LlamaConfig(**sizes_of(target), num_hidden_layers=num_layers),
             target_hidden_size=config.hidden_size,

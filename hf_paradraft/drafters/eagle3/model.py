@@ -1,7 +1,9 @@
-"""EAGLE-3: a decoder layer over fused hidden states of the target, fed with its own states as it goes on (Li et al., 2025).
+"""EAGLE-3: a decoder layer over fused hidden states of the target, fed with its own states as it
+goes on (Li et al., 2025).
 
-Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. What is guessed next stands after
-the drafter's own state of the row before. P-EAGLE feeds masks there instead, all in one forward (AWS, 2026).
+Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. What
+is guessed next stands after the drafter's own state of the row before. P-EAGLE feeds masks there
+instead, all in one forward (AWS, 2026).
 """
 
 from __future__ import annotations
@@ -59,12 +61,22 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         for name in ("q_proj", "k_proj", "v_proj"):
             if (linear := getattr(first, name)) is None:  # Gemma 4's values may be its keys
                 continue
-            setattr(first, name, nn.Linear(2 * layers.hidden_size, linear.out_features, bias=linear.bias is not None))
+            setattr(
+                first,
+                name,
+                nn.Linear(
+                    2 * layers.hidden_size, linear.out_features, bias=linear.bias is not None
+                ),
+            )
         self.input_norm = norm(width, layers.rms_norm_eps) if config.norm_before_fc else None
-        norms = [norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)]
+        norms = [
+            norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)
+        ]
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
         self.mask_hidden = nn.Parameter(torch.randn(1, 1, width)) if config.parallel else None
-        self.speculation_config = SpeculationConfig(config.num_draft_tokens or (8 if config.parallel else 5))
+        self.speculation_config = SpeculationConfig(
+            config.num_draft_tokens or (8 if config.parallel else 5)
+        )
         self.settled: set[tuple[FeatureKey, ...]] = {()}  # what targets' numbers of layers decided
         self.eval()
 
@@ -76,7 +88,8 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         num_layers: int = 1,
         vocabulary: LongTensor | None = None,
     ) -> Eagle3Drafter:
-        """Make an untrained drafter for `target`, attached to it; embedding and head stay the target's own.
+        """Make an untrained drafter for `target`, attached to it; embedding and head stay the
+        target's own.
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
@@ -88,7 +101,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
             ValueError: a target with too few layers to read three of.
         """
         size = None if vocabulary is None else len(vocabulary)
-        config = Eagle3Config.for_target(target, num_layers, draft_vocab_size=size, num_draft_tokens=num_draft_tokens)
+        config = Eagle3Config.for_target(
+            target, num_layers, draft_vocab_size=size, num_draft_tokens=num_draft_tokens
+        )
         return cls(config, vocabulary).started_beside(target)
 
     @classmethod
@@ -99,25 +114,41 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `FeatureDrafter.written`, in the speculators layout."""
-        config = saved_config(self.eagle, self.features, self.num_guesses, self.embedding is not None)
+        config = saved_config(
+            self.eagle, self.features, self.num_guesses, self.embedding is not None
+        )
         return config, published(self.state_dict(), NAMES)
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""
         features = self.needed_of(target)
         if self.eagle.features is None and len(features) != self.eagle.num_features:
-            raise ValueError(f"This {self.title} reads {self.eagle.num_features} layers, not {len(features)}.")
+            raise ValueError(
+                f"This {self.title} reads {self.eagle.num_features} layers, not {len(features)}."
+            )
         super().attach(target)
         if self.eagle.features is None and features != self.features:
             self.settled.add(features)
             self.features = features
-        if self.embedding is None and self.target_head.embedding.weight.shape[-1] != self.hidden_size:
-            raise ValueError(f"This {self.title} has no embedding of its own, and the target's has another width.")
+        if (
+            self.embedding is None
+            and self.target_head.embedding.weight.shape[-1] != self.hidden_size
+        ):
+            raise ValueError(
+                f"This {self.title} has no embedding of its own, and the target's has another "
+                "width."
+            )
 
     def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List the layers of `target` that it reads, in order: those that the file or the user names, or the default ones."""
+        """List the layers of `target` that it reads, in order: those that the file or the user
+        names, or the default ones.
+        """
         chosen = self.features
-        return chosen if chosen not in self.settled else self.eagle.features_for(len(layers_of(target)))
+        return (
+            chosen
+            if chosen not in self.settled
+            else self.eagle.features_for(len(layers_of(target)))
+        )
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """List the features that it reads, each once."""
@@ -129,19 +160,25 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
         """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
-        return ReadingDrafting(self, config, max_length, self.vocabulary, extends=not self.eagle.parallel)
+        return ReadingDrafting(
+            self, config, max_length, self.vocabulary, extends=not self.eagle.parallel
+        )
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
             states = self.input_norm(states)
         if self.fc_norm is not None:
             parts = states.chunk(len(self.fc_norm), dim=-1)
-            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+            states = torch.cat(
+                [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1
+            )
         return self.fc(states)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Fuse tokens' features, the target's hidden states, to `(…, hidden)`."""
-        return self._normed(torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1))
+        return self._normed(
+            torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)
+        )
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Put embeddings and features side by side, `(B, M, 2 · hidden)`."""
@@ -153,12 +190,18 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
     def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the output of `run` into the head's input and the next row's feature, `(B, M, hidden)` each."""
+        """Split the output of `run` into the head's input and the next row's feature, `(B, M,
+        hidden)` each.
+        """
         normed = self.stack.norm(hidden)
         return normed, normed if self.eagle.norm_output else hidden
 
-    def run(self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache) -> Tensor:
-        """Implement `RowModel.run`: the layers' output `(B, M, hidden)` before the final norm; the cache grows by M."""
+    def run(
+        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
+    ) -> Tensor:
+        """Implement `RowModel.run`: the layers' output `(B, M, hidden)` before the final norm; the
+        cache grows by M.
+        """
         config, layers = self.eagle, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
         turned = turns(self.stack, features, positions)
@@ -167,9 +210,12 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         first, normed = layers[0], self.hidden_norm(features)
         both = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
         gemma4 = config.layers.model_type == GEMMA4
-        shared: dict[str, Any] = {"shared_kv_states": {}} if gemma4 else {}  # of which there are none
+        # of which there are none
+        shared: dict[str, Any] = {"shared_kv_states": {}} if gemma4 else {}
         shared |= with_cache(first.self_attn, cache)
-        attended, _ = first.self_attn(hidden_states=both, position_embeddings=turned, attention_mask=masks[0], **shared)
+        attended, _ = first.self_attn(
+            hidden_states=both, position_embeddings=turned, attention_mask=masks[0], **shared
+        )
         residual = normed if config.norm_before_residual else features
         if gemma4:
             states = behind_attention(first, residual, attended)

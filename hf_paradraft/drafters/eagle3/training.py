@@ -12,7 +12,9 @@ from .model import Eagle3Drafter
 
 @dataclass(kw_only=True)
 class Eagle3Training(UnrolledTraining):
-    """Train one decoder layer on three of a target's layers, which guesses one token after the other."""
+    """Train one decoder layer on three of a target's layers, which guesses one token after the
+    other.
+    """
 
     kind: ClassVar[str] = "eagle3"
     drafter: ClassVar[type[Eagle3Drafter]] = Eagle3Drafter
@@ -26,17 +28,23 @@ class Eagle3Training(UnrolledTraining):
         """Implement `TrainingOptions.check`."""
         super().check()
         if self.begin_with and self.num_layers != 1:
-            raise ValueError("begin_with is a drafter with layers of its own: leave out num_layers.")
+            raise ValueError(
+                "begin_with is a drafter with layers of its own: leave out num_layers."
+            )
 
     @classmethod
     def check_drafter(cls, drafter: Eagle3Drafter) -> None:
-        """Implement `TrainingOptions.check_drafter`: who guesses in parallel learns in another way."""
+        """Implement `TrainingOptions.check_drafter`: who guesses in parallel learns in another
+        way.
+        """
         if drafter.eagle.parallel:
             raise ValueError("A P-EAGLE drafter guesses in parallel, which is not taught here.")
 
     def start(self, inputs: RunInputs) -> Eagle3Drafter:
         """Implement `UnrolledTraining.start`."""
-        return Eagle3Drafter.from_target(inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs))
+        return Eagle3Drafter.from_target(
+            inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs)
+        )
 
     def model(self, drafter: Eagle3Drafter) -> Eagle3Drafter:
         """Implement `UnrolledTraining.model`."""

@@ -11,12 +11,17 @@ BLOCK_LAYOUT = Layout(
     "DeepSpec",
     lambda config: (
         architecture(config) in CLASSES
-        or ("target_layer_ids" in config and "dflash_config" not in config and architecture(config) not in ZLABS)
+        or (
+            "target_layer_ids" in config
+            and "dflash_config" not in config
+            and architecture(config) not in ZLABS
+        )
     ),
     {
         **BLOCKS,
         "features": required(
-            outputs("target_layer_ids"), "This DeepSpec drafter names no layers (target_layer_ids): download it again."
+            outputs("target_layer_ids"),
+            "This DeepSpec drafter names no layers (target_layer_ids): download it again.",
         ),
         "fill_in": lambda said: from_anchor(said) is False,
         "causal": lambda said: said.kinds if said("dflash_query_causal") else (),

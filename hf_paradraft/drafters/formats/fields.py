@@ -7,7 +7,10 @@ from .layer_configs import paired
 from .layout import Said, key
 
 MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
-NO_LAYERS = ("layers", "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named")
+NO_LAYERS = (
+    "layers",
+    "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named",
+)
 DSPINE = "dspine_config"
 MARKOV = ("markov_head.", "logit_head.")
 
@@ -20,14 +23,16 @@ def mask_token(said: Said) -> int:
     """
     if (token := said(*MASK_KEYS)) is None:
         raise ValueError(
-            "This drafter's config names no mask token (mask_token_id): it cannot be guessed. Ask its publisher, and add it "
-            "there."
+            "This drafter's config names no mask token (mask_token_id): it cannot be guessed. Ask "
+            "its publisher, and add it there."
         )
     return token
 
 
 def from_anchor(said: Said) -> bool | None:
-    """Tell whether a block's first row, the newest token's, guesses the next one; None where the config does not say."""
+    """Tell whether a block's first row, the newest token's, guesses the next one; None where the
+    config does not say.
+    """
     start, sampled = said("logits_start"), said("sample_from_anchor")
     return sampled if start is None else start == 0
 
@@ -35,7 +40,9 @@ def from_anchor(said: Said) -> bool | None:
 def _block_size(said: Said) -> int:
     sizes = [said(name) or 0 for name in ("block_size", "xpress_block_size")]
     if (size := next((size for size in sizes if size >= 2), None)) is None:
-        raise ValueError("The drafter's config has no block_size of at least 2: save or download it again.")
+        raise ValueError(
+            "The drafter's config has no block_size of at least 2: save or download it again."
+        )
     return size
 
 
@@ -54,7 +61,9 @@ def _rank(name: str, *beginnings: str) -> Any:
     def read(said: Said) -> int:
         rank = said(name)
         if said.names and bool(rank) != said.has(*beginnings):
-            raise ValueError(f"The config says {name}={rank}, and the tensors say otherwise: download it again.")
+            raise ValueError(
+                f"The config says {name}={rank}, and the tensors say otherwise: download it again."
+            )
         return int(rank or 0)
 
     return read
@@ -63,7 +72,9 @@ def _rank(name: str, *beginnings: str) -> Any:
 def _markov_type(said: Said) -> str:
     kind = said("markov_head_type", default="vanilla")
     if kind not in ("vanilla", "gated", "rnn"):
-        raise ValueError(f"A Markov head of type {kind!r} is not served: vanilla, gated and rnn are.")
+        raise ValueError(
+            f"A Markov head of type {kind!r} is not served: vanilla, gated and rnn are."
+        )
     return kind
 
 
@@ -87,7 +98,10 @@ def _with_markov(said: Said) -> bool:
     return bool(rank and wanted)
 
 
-LAYERS = {"layers": lambda said: said.layers, "in_pairs": lambda said: paired(said.described, said.layers)}
+LAYERS = {
+    "layers": lambda said: said.layers,
+    "in_pairs": lambda said: paired(said.described, said.layers),
+}
 BLOCKS = {
     **LAYERS,
     "target_hidden_size": lambda said: said("target_hidden_size") or said.layers.hidden_size,
@@ -113,7 +127,8 @@ BLOCKS = {
 
 def _parallel(said: Said) -> bool:
     return (
-        any(name.split(".")[-1] == "mask_hidden" for name in said.names) or said.config.get("speculators_model_type") == "peagle"
+        any(name.split(".")[-1] == "mask_hidden" for name in said.names)
+        or said.config.get("speculators_model_type") == "peagle"
     )
 
 
@@ -127,7 +142,9 @@ def _norm(name: str, tensor: str) -> Any:
     def read(said: Said) -> bool:
         wanted, held = said(name), said.has(tensor)
         if wanted is False and held:
-            raise ValueError(f"The config says {name}=False, and the tensors hold {tensor}: download it again.")
+            raise ValueError(
+                f"The config says {name}=False, and the tensors hold {tensor}: download it again."
+            )
         return bool(wanted) or held
 
     return read
@@ -143,7 +160,9 @@ EAGLE3 = {
     **LAYERS,
     "target_hidden_size": BLOCKS["target_hidden_size"],
     "vocab_size": lambda said: said("vocab_size") or said.layers.vocab_size,
-    "draft_vocab_size": lambda said: _smaller(said("draft_vocab_size"), said("vocab_size") or said.layers.vocab_size),
+    "draft_vocab_size": lambda said: _smaller(
+        said("draft_vocab_size"), said("vocab_size") or said.layers.vocab_size
+    ),
     "target_layers": key("num_target_layers"),
     "norm_before_residual": lambda said: bool(said("norm_before_residual")),
     "norm_before_fc": _norm("norm_before_fc", "input_norm.weight"),
@@ -152,5 +171,7 @@ EAGLE3 = {
     "mask_token_id": lambda said: mask_token(said) if _parallel(said) else None,
     "num_draft_tokens": proposed_tokens,
     # SafeAI's configs may repeat the target's cap, whose own counts.
-    "softcap": lambda said: (None, said("final_logit_softcapping"))[said.layers.model_type == GEMMA4],
+    "softcap": lambda said: (None, said("final_logit_softcapping"))[
+        said.layers.model_type == GEMMA4
+    ],
 }

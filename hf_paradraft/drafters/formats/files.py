@@ -1,4 +1,6 @@
-"""Files of published drafters: safetensors, pickles read without running anything, offset tables of vocabularies."""
+"""Files of published drafters: safetensors, pickles read without running anything, offset tables of
+vocabularies.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,7 +23,8 @@ def names_in(folder: Path) -> list[str]:
 
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
-    """Load all tensors of a folder: of its safetensors, or of its pickle, read without running anything.
+    """Load all tensors of a folder: of its safetensors, or of its pickle, read without running
+    anything.
 
     Raises:
         OSError: there are none, or a file is damaged, or a pickle of more than tensors.
@@ -30,11 +33,16 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
         held = tensor_files(folder)
         weights: dict[str, Tensor] = {}
         for file in {*held.values()}:
-            weights |= {name: tensor for name, tensor in load_file(file).items() if held.get(name) == file}
+            weights |= {
+                name: tensor for name, tensor in load_file(file).items() if held.get(name) == file
+            }
         return {name: weights[name] for name in held}
     pickle = folder / PICKLES[0]
     if not pickle.exists():
-        raise OSError(f"{folder} has neither a .safetensors file nor a {pickle.name}: download or save it again.")
+        raise OSError(
+            f"{folder} has neither a .safetensors file nor a {pickle.name}: download or save it "
+            "again."
+        )
     return unpickled(pickle)
 
 
@@ -46,16 +54,21 @@ def unpickled(file: Path) -> dict[str, Tensor]:
     """
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True)
-        if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        if not isinstance(loaded, dict) or not all(
+            isinstance(tensor, Tensor) for tensor in loaded.values()
+        ):
             raise ValueError("it holds more than tensors")
     except Exception as error:  # a foreign pickle fails in many ways
         raise OSError(
-            f"{file} holds no weights that can be read safely ({type(error).__name__}): ask its publisher for safetensors."
+            f"{file} holds no weights that can be read safely ({type(error).__name__}): ask its "
+            "publisher for safetensors."
         ) from error
     return {str(name): tensor for name, tensor in loaded.items()}
 
 
-def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_size: int, title: str) -> None:
+def check_width(
+    weights: dict[str, Tensor], num_features: int, target_hidden_size: int, title: str
+) -> None:
     """Refuse a first matrix that reads another number of features than the config names.
 
     Raises:
@@ -64,13 +77,15 @@ def check_width(weights: dict[str, Tensor], num_features: int, target_hidden_siz
     width, fc = num_features * target_hidden_size, weights.get("fc.weight")
     if fc is not None and (fc.ndim != 2 or fc.shape[1] != width):
         raise ValueError(
-            f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of {target_hidden_size} are {width}: its "
-            "config belongs to another drafter, or names too few layers."
+            f"This {title}'s fc reads {fc.shape[-1]} numbers, and {num_features} layers of "
+            f"{target_hidden_size} are {width}: its config belongs to another drafter, or names "
+            "too few layers."
         )
 
 
 def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None) -> None:
-    """Refuse a config that speaks of far more weights than there are, before a module of that size is made.
+    """Refuse a config that speaks of far more weights than there are, before a module of that size
+    is made.
 
     Args:
         weights: all of them.
@@ -85,7 +100,10 @@ def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None
     wide = max(inner) if isinstance(inner, list) else inner
     wanted = (count or described["num_hidden_layers"]) * described["hidden_size"] * wide
     if wanted > 2 * (have := sum(tensor.numel() for tensor in weights.values())):
-        raise ValueError(f"The config speaks of layers of {wanted:,} weights at least, and the files hold {have:,} in all.")
+        raise ValueError(
+            f"The config speaks of layers of {wanted:,} weights at least, and the files hold "
+            f"{have:,} in all."
+        )
 
 
 def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
@@ -97,14 +115,28 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
     """
     have = module.state_dict()
     if missing := sorted(have.keys() - tensors.keys()):
-        raise OSError(f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download or convert it again.")
+        raise OSError(
+            f"{what} lacks {len(missing)} of its weights ({', '.join(missing[:3])}, …): download "
+            "or convert it again."
+        )
     if more := sorted(tensors.keys() - have.keys()):
-        raise ValueError(f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): it is a variant.")
+        raise ValueError(
+            f"{what} has {len(more)} tensors that have no place in it ({', '.join(more[:3])}, …): "
+            "it is a variant."
+        )
     for name, tensor in tensors.items():
         if tensor.shape != have[name].shape:
-            raise ValueError(f"{what}: {name} is {tuple(tensor.shape)}, and its config asks for {tuple(have[name].shape)}.")
+            raise ValueError(
+                f"{what}: {name} is {tuple(tensor.shape)}, and its config asks for "
+                f"{tuple(have[name].shape)}."
+            )
     first = (tensors.get("fc.weight"), *tensors.values())
-    module.to(next((tensor.dtype for tensor in first if tensor is not None and tensor.is_floating_point()), None))
+    module.to(
+        next(
+            (tensor.dtype for tensor in first if tensor is not None and tensor.is_floating_point()),
+            None,
+        )
+    )
     module.load_state_dict(tensors)
 
 
@@ -124,11 +156,13 @@ def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) 
     increases = bool((ids[1:] > ids[:-1]).all())
     if not increases or int(ids.min()) < 0 or (most is not None and int(ids.max()) >= most):
         raise ValueError(
-            "d2t is no table of offsets (the target's id minus the draft's own, rising ids): it may hold the ids themselves. "
-            "Subtract arange(len(d2t)) from it."
+            "d2t is no table of offsets (the target's id minus the draft's own, rising ids): it "
+            "may hold the ids themselves. Subtract arange(len(d2t)) from it."
         )
     if mask is not None and not torch.equal(mask.bool().nonzero()[:, 0], ids):
-        raise ValueError("d2t and t2d speak of different tokens: the conversion of this drafter went wrong.")
+        raise ValueError(
+            "d2t and t2d speak of different tokens: the conversion of this drafter went wrong."
+        )
     return ids
 
 
@@ -149,14 +183,24 @@ def check_files(folder: Path, with_tokenizer: bool) -> None:
     """
     if not with_tokenizer:
         if not any(folder.glob("*.safetensors")):
-            raise OSError(f"{folder} has no .safetensors file: load the drafter and save_pretrained it, and publish that.")
+            raise OSError(
+                f"{folder} has no .safetensors file: load the drafter and save_pretrained it, and "
+                "publish that."
+            )
         return
     index = folder / "model.safetensors.index.json"
     files = read_json(index).get("weight_map", "") if index.exists() else {"": "model.safetensors"}
     if not isinstance(files, Mapping):
-        raise OSError(f"{index} does not say in which file a weight lies (weight_map): save or download it again.")
+        raise OSError(
+            f"{index} does not say in which file a weight lies (weight_map): save or download it "
+            "again."
+        )
     wanted = {*files.values(), "tokenizer_config.json"}
-    if not any(any(folder.glob(pattern)) for pattern in ("tokenizer.json", "tokenizer.model", "vocab.*")):
+    if not any(
+        any(folder.glob(pattern)) for pattern in ("tokenizer.json", "tokenizer.model", "vocab.*")
+    ):
         wanted.add("tokenizer.json")
     if missing := sorted(name for name in wanted if not (folder / name).exists()):
-        raise OSError(f"{folder} has no {', '.join(missing)}: save model and tokenizer there again.")
+        raise OSError(
+            f"{folder} has no {', '.join(missing)}: save model and tokenizer there again."
+        )

@@ -1,4 +1,6 @@
-"""A drafter's folder: its configs and the names of its tensors, each read once, say which kind it holds."""
+"""A drafter's folder: its configs and the names of its tensors, each read once, say which kind it
+holds.
+"""
 
 from functools import cached_property
 from pathlib import Path
@@ -9,7 +11,12 @@ from .files import PICKLES, names_in
 from .identify import PARD2, identify
 from .values import provenance_of, read_config
 
-CONFIG, ADAPTER, RECORD = "config.json", "adapter_config.json", "paradraft.json"  # the record lies next to PEFT's own configs
+# the record lies next to PEFT's own configs
+CONFIG, ADAPTER, RECORD = (
+    "config.json",
+    "adapter_config.json",
+    "paradraft.json",
+)
 
 
 class DrafterFolder:
@@ -61,8 +68,8 @@ class DrafterFolder:
 
 
 def find_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> DrafterFolder:
-    """Find or fetch a drafter's folder; without safetensors with the pickles that published drafters have, and a PARD-2 one
-    with its projection.
+    """Find or fetch a drafter's folder; without safetensors with the pickles that published
+    drafters have, and a PARD-2 one with its projection.
 
     Args:
         repo_or_dir: a folder, or a Hub id.

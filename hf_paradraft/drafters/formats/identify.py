@@ -1,4 +1,6 @@
-"""The kind of a published drafter's folder, by its config and its tensors' names; never by its `model_type`."""
+"""The kind of a published drafter's folder, by its config and its tensors' names; never by its
+`model_type`.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -6,7 +8,8 @@ from typing import Any
 from .deepspec import CLASSES
 from .transformers import MODEL_TYPE
 
-DFLASH, DSPARK, EAGLE3, PEAGLE = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter", "P-EAGLE drafter"
+DFLASH, DSPARK, EAGLE3 = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter"
+PEAGLE = "P-EAGLE drafter"
 PARD2, MTP = "PARD-2 drafter", "MTP drafter"
 DFLASH2, XPRESS, DSPINE = "DFlash2 drafter", "XPress drafter", "DSpine drafter"
 EAGLE4, LILICORR = "EAGLE-4 drafter", "LiLiCorr drafter"
@@ -41,12 +44,14 @@ ARCHITECTURES = {
     "DCOCODraftModel": "DCOCO drafter",
     "OrthrusLM": ORTHRUS,
 }
-# Relatives that are not served, by the beginning of a key of theirs, at the top or in `dflash_config`.
+# Relatives that are not served, by the beginning of a key of theirs, at the top or in
+# `dflash_config`.
 RELATIVES = {"treeflash_": TREEFLASH, "lilicorr_": LILICORR, "efficient_lm_head": EAGLE4}
 
 
 def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
-    """Identify the kind of a published drafter, as "DFlash drafter"; None if it is none that is known.
+    """Identify the kind of a published drafter, as "DFlash drafter"; None if it is none that is
+    known.
 
     Args:
         config: of `config.json`.
@@ -57,26 +62,42 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         return SPECULATORS.get(kind, f"speculators drafter of type {kind}")
     if config.get("pard2") or config.get("spd_type") == "pard2" or "pard2_target_layers" in config:
         return PARD2
-    if any(name.split(".")[-1] == "mask_hidden" for name in names) or "parallel_drafting_mask" in config:
+    if (
+        any(name.split(".")[-1] == "mask_hidden" for name in names)
+        or "parallel_drafting_mask" in config
+    ):
         return PEAGLE
     first = (config.get("architectures") or [""])[0]
     projector = (config.get("dflash_config") or {}).get("projector_type")
     if projector not in (None, "dflash"):
-        return {"dspark": DSPARK, "domino": "Domino drafter"}.get(projector, f"DFlash relative ({projector})")
+        return {"dspark": DSPARK, "domino": "Domino drafter"}.get(
+            projector, f"DFlash relative ({projector})"
+        )
     keys = [*config, *(config.get("dflash_config") or {})]
-    if (relative := next((kind for begin, kind in RELATIVES.items() for key in keys if key.startswith(begin)), None)) is not None:
+    if (
+        relative := next(
+            (kind for begin, kind in RELATIVES.items() for key in keys if key.startswith(begin)),
+            None,
+        )
+    ) is not None:
         return relative
     if (by_tensors := _by_tensors(names)) in (DFLASH2, XPRESS, DSPINE, EAGLE4, ORTHRUS):
         return by_tensors
     if first in ARCHITECTURES:
-        return DSPARK if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK else ARCHITECTURES[first]
+        return (
+            DSPARK
+            if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK
+            else ARCHITECTURES[first]
+        )
     if first in CLASSES:
         return DSPARK if config.get("markov_rank") else DFLASH
     if first.endswith("Eagle3Model"):
         return EAGLE3
     if config.get("model_type") == MODEL_TYPE or "dflash_config" in config:
         return DFLASH
-    return by_tensors or ("EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None)
+    return by_tensors or (
+        "EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None
+    )
 
 
 def _by_tensors(names: list[str]) -> str | None:
@@ -113,5 +134,8 @@ def refuse_foreign(kind: str | None) -> None:
         return
     who = f"{'an' if kind.startswith((*'AEIOUX', MTP)) else 'a'} {kind}"
     if kind in SERVED:
-        raise ValueError(f"This is {who}, which reads the target's hidden states: load it with AutoDrafter.from_pretrained.")
+        raise ValueError(
+            f"This is {who}, which reads the target's hidden states: load it with "
+            "AutoDrafter.from_pretrained."
+        )
     raise ValueError(f"This is {who}, which is not served here.")

@@ -1,20 +1,34 @@
-"""Configs of drafters' own layers, as publishers describe them: Llama's, Qwen3's, Qwen3.5's or Gemma 4's."""
+"""Configs of drafters' own layers, as publishers describe them: Llama's, Qwen3's, Qwen3.5's or
+Gemma 4's.
+"""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from transformers import Gemma4TextConfig, LlamaConfig, PreTrainedConfig, Qwen3_5TextConfig, Qwen3Config
+from transformers import (
+    Gemma4TextConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+)
 
 from ..layers import GEMMA4, QWEN35
 from .values import transformers_config
 
 ROPE = {"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor"}
-PAIRED = {"is_neox_style": False, "rope_is_neox_style": False, "rope_interleaved": True}  # turning neighbours, as in GPT-J
+# turning neighbours, as in GPT-J
+PAIRED = {
+    "is_neox_style": False,
+    "rope_is_neox_style": False,
+    "rope_interleaved": True,
+}
 NOT_GEMMA4 = {"model_type", "dtype", "per_layer_config", "layer_types", "num_kv_shared_layers"}
 
 
 def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
-    """Make the config of Gemma 4's, Qwen3.5's, Qwen3's (queries and keys normed) or Llama's layers, by tensors and architecture.
+    """Make the config of Gemma 4's, Qwen3.5's, Qwen3's (queries and keys normed) or Llama's layers,
+    by tensors and architecture.
 
     Raises:
         ValueError: something that is no layer's config.
@@ -22,7 +36,9 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     names = list(tensors)
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if not isinstance(size := described.get(name), int):
-            raise ValueError(f"The drafter's config has no {name} (it is {size!r}): save or download it again.")
+            raise ValueError(
+                f"The drafter's config has no {name} (it is {size!r}): save or download it again."
+            )
     first = (described.get("architectures") or [""])[0]
     if any(name.endswith("layer_scalar") for name in names) or str(first).startswith("Gemma4"):
         return _gemma4_config(described)
@@ -39,9 +55,15 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
         values["layer_types"] = kinds[: described["num_hidden_layers"]]
     if "sliding_attention" in (values.get("layer_types") or ()):
         if described.get("use_sliding_window") is False:
-            raise ValueError("The drafter's config has sliding layers and use_sliding_window false: it is one or the other.")
+            raise ValueError(
+                "The drafter's config has sliding layers and use_sliding_window false: it is one "
+                "or the other."
+            )
         if described.get("sliding_window") is None:
-            raise ValueError("The drafter's config has sliding layers and no sliding_window: save or download it again.")
+            raise ValueError(
+                "The drafter's config has sliding layers and no sliding_window: save or download "
+                "it again."
+            )
         values |= {"sliding_window": described["sliding_window"], "use_sliding_window": True}
     elif kind is LlamaConfig:
         values.pop("layer_types", None)
@@ -52,28 +74,51 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
 
 
 def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Read rotary parameters as they are for texts: of positions in several dimensions (mrope) all are alike there."""
-    plain = {name: value for name, value in rope.items() if name not in ("mrope_section", "mrope_interleaved")}
-    return {name: "default" if value == "mrope" and name in ("type", "rope_type") else value for name, value in plain.items()}
+    """Read rotary parameters as they are for texts: of positions in several dimensions (mrope) all
+    are alike there.
+    """
+    plain = {
+        name: value
+        for name, value in rope.items()
+        if name not in ("mrope_section", "mrope_interleaved")
+    }
+    return {
+        name: "default" if value == "mrope" and name in ("type", "rope_type") else value
+        for name, value in plain.items()
+    }
 
 
 def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Make the config of Gemma 4's layers, all of full attention, with the heads of the target's full layers.
+    """Make the config of Gemma 4's layers, all of full attention, with the heads of the target's
+    full layers.
 
     Raises:
         ValueError: layers with experts or with inputs of their own, which DeepSpec has none of.
     """
-    for name, what in (("enable_moe_block", "experts"), ("hidden_size_per_layer_input", "inputs for each layer")):
+    for name, what in (
+        ("enable_moe_block", "experts"),
+        ("hidden_size_per_layer_input", "inputs for each layer"),
+    ):
         if described.get(name):
-            raise ValueError(f"This drafter has layers of Gemma 4 with {what} ({name}), which are not served.")
+            raise ValueError(
+                f"This drafter has layers of Gemma 4 with {what} ({name}), which are not served."
+            )
     fields = Gemma4TextConfig().to_dict().keys() - NOT_GEMMA4
     values = {name: value for name, value in described.items() if name in fields}
-    listed = described.get("per_layer_config")  # of newer files: the target's layers that differ, of which full ones are wider
-    layers = [layer for layer in listed.values() if isinstance(layer, Mapping)] if isinstance(listed, Mapping) else []
+    # of newer files: the target's layers that differ, of which full ones are wider
+    listed = described.get("per_layer_config")
+    layers = (
+        [layer for layer in listed.values() if isinstance(layer, Mapping)]
+        if isinstance(listed, Mapping)
+        else []
+    )
     wide: Mapping[str, Any] = max(layers, key=lambda layer: layer.get("head_dim", 0), default={})
     values |= {
-        "global_head_dim": described.get("global_head_dim") or wide.get("head_dim") or values.get("head_dim"),
-        "num_global_key_value_heads": described.get("num_global_key_value_heads") or wide.get("num_key_value_heads"),
+        "global_head_dim": described.get("global_head_dim")
+        or wide.get("head_dim")
+        or values.get("head_dim"),
+        "num_global_key_value_heads": described.get("num_global_key_value_heads")
+        or wide.get("num_key_value_heads"),
         "layer_types": ["full_attention"] * described["num_hidden_layers"],
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 0,
@@ -82,27 +127,41 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Make the config of Qwen3.5's layers, all of full attention: gated queries, norms as offsets from 1, partly turned heads."""
+    """Make the config of Qwen3.5's layers, all of full attention: gated queries, norms as offsets
+    from 1, partly turned heads.
+    """
     fields = Qwen3_5TextConfig().to_dict().keys() - {"model_type", "dtype", "layer_types"}
     values = {name: value for name, value in described.items() if name in fields}
     if isinstance(values.get("rope_parameters"), Mapping):
         values["rope_parameters"] = _of_texts(values["rope_parameters"])
-    return transformers_config(Qwen3_5TextConfig, {**values, "layer_types": ["full_attention"] * described["num_hidden_layers"]})
+    return transformers_config(
+        Qwen3_5TextConfig,
+        {**values, "layer_types": ["full_attention"] * described["num_hidden_layers"]},
+    )
 
 
 def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
-    """Tell whether the weights' rotary embedding turns neighbours (GPT-J), and not the halves of a head (GPT-NeoX).
+    """Tell whether the weights' rotary embedding turns neighbours (GPT-J), and not the halves of a
+    head (GPT-NeoX).
 
     Raises:
         ValueError: it does in layers of Gemma 4 or Qwen3.5, of which it turns a part.
     """
-    if (found := any(described.get(name) is said for name, said in PAIRED.items())) and layers.model_type in (GEMMA4, QWEN35):
+    if (
+        found := any(described.get(name) is said for name, said in PAIRED.items())
+    ) and layers.model_type in (GEMMA4, QWEN35):
         raise ValueError(
-            f"This drafter has layers of {layers.model_type} with an interleaved rotary embedding, which are not served."
+            f"This drafter has layers of {layers.model_type} with an interleaved rotary embedding, "
+            "which are not served."
         )
     return found
 
 
 def with_draft_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a config with the drafter's own number of layers, where `num_hidden_layers` may be the target's."""
-    return {**config, "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers"))}
+    """Copy a config with the drafter's own number of layers, where `num_hidden_layers` may be the
+    target's.
+    """
+    return {
+        **config,
+        "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers")),
+    }

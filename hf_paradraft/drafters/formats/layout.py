@@ -1,6 +1,8 @@
-"""A published layout: how a publisher's config says what a drafter is. Every key is obeyed, without effect, or refused by name.
+"""A published layout: how a publisher's config says what a drafter is. Every key is obeyed, without
+effect, or refused by name.
 
-A drafter that ignores a key of its file drafts, and is wrong without a sign: what it costs is acceptance, which is not compared.
+A drafter that ignores a key of its file drafts, and is wrong without a sign: what it costs is
+acceptance, which is not compared.
 """
 
 import inspect
@@ -16,7 +18,11 @@ from ..layers import QWEN35
 from .layer_configs import PAIRED, ROPE, layers_config, with_draft_layers
 
 WINDOWS = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}
-FULL_LAYERS = {"global_head_dim", "num_global_key_value_heads"}  # of Gemma 4, whose newer configs have them by layer
+# of Gemma 4, whose newer configs have them by layer
+FULL_LAYERS = {
+    "global_head_dim",
+    "num_global_key_value_heads",
+}
 GATED = "enable_qwen35_gated_q_proj"
 # Switches of which one position is served. What the other would mean is in no tensor's name.
 SERVED: dict[str, tuple[Any, ...]] = {
@@ -33,28 +39,37 @@ SERVED: dict[str, tuple[Any, ...]] = {
     "use_last_layernorm": (True,),
     "use_mtp_layernorm": (False,),
 }
-# How it was trained, what the tensors say themselves, and what is copied from the target's own config.
+# How it was trained, what the tensors say themselves, and what is copied from the target's own
+# config.
 NO_DIFFERENCE = set(
-    "num_jacobi_passes xpress_num_passes xpress_topc xpress_compile_head num_speculative_steps speculators_version "
-    "num_anchors max_anchors step_loss_decay loss_decay_gamma ttt_length confidence_head_alpha pure_draft_prefix_len "
-    "target_model_type target_text_model_type target_model_name_or_path embed_requires_grad num_eagle_features "
-    "parallel_draft_heads_num_layers attention_mode has_lm_head min_log_snr max_log_snr paradraft kind "
-    "attn_output_gate full_attention_interval mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings "
-    "is_llama_config pretraining_tp unk_token_id unsloth_version unsloth_fixed transformers.js_config auto_map torch_dtype "
-    "attn_implementation _attn_implementation _attn_implementation_autoset tie_word_embeddings head_type torchscript "
-    "use_bfloat16 tf_legacy_loss pruned_heads cross_attention_hidden_size add_cross_attention is_decoder tie_encoder_decoder "
-    "finetuning_task tokenizer_class prefix sep_token_id task_specific_params per_layer_config model_type "
-    "speculators_model_type speculators_config transformer_layer_config parallel_drafting_mask draft_num_hidden_layers "
-    "ce_weight alignment_weight alignment_warmup_steps replacement_layers replacement_probability replacement_hold_ratio "
-    "replacement_end_ratio candidate_mass_threshold".split()
+    "num_jacobi_passes xpress_num_passes xpress_topc xpress_compile_head num_speculative_steps "
+    "speculators_version num_anchors max_anchors step_loss_decay loss_decay_gamma ttt_length "
+    "confidence_head_alpha pure_draft_prefix_len target_model_type target_text_model_type "
+    "target_model_name_or_path embed_requires_grad num_eagle_features "
+    "parallel_draft_heads_num_layers attention_mode has_lm_head min_log_snr max_log_snr paradraft "
+    "kind attn_output_gate full_attention_interval mamba_ssm_dtype mtp_num_hidden_layers "
+    "mtp_use_dedicated_embeddings is_llama_config pretraining_tp unk_token_id unsloth_version "
+    "unsloth_fixed transformers.js_config auto_map torch_dtype attn_implementation "
+    "_attn_implementation _attn_implementation_autoset tie_word_embeddings head_type torchscript "
+    "use_bfloat16 tf_legacy_loss pruned_heads cross_attention_hidden_size add_cross_attention "
+    "is_decoder tie_encoder_decoder finetuning_task tokenizer_class prefix sep_token_id "
+    "task_specific_params per_layer_config model_type speculators_model_type speculators_config "
+    "transformer_layer_config parallel_drafting_mask draft_num_hidden_layers ce_weight "
+    "alignment_weight alignment_warmup_steps replacement_layers replacement_probability "
+    "replacement_hold_ratio replacement_end_ratio candidate_mass_threshold".split()
 )
 NO_DIFFERENCE |= PreTrainedConfig().to_dict().keys() | GenerationConfig().to_dict().keys()
-PARTS = ("dflash_config", "eagle_config", "dspine_config")  # of configs, in addition to the one that describes layers
+# of configs, in addition to the one that describes layers
+PARTS = (
+    "dflash_config",
+    "eagle_config",
+    "dspine_config",
+)
 KINDS_OF_LAYERS = {"full_attention", "sliding_attention"}  # which may turn heads differently
 ROPE_KEYS = set(
-    "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast beta_slow mscale "
-    "mscale_all_dim truncate short_factor long_factor low_freq_factor high_freq_factor partial_rotary_factor finetuned "
-    "mrope_section mrope_interleaved".split()
+    "rope_theta rope_type type factor original_max_position_embeddings attention_factor beta_fast "
+    "beta_slow mscale mscale_all_dim truncate short_factor long_factor low_freq_factor "
+    "high_freq_factor partial_rotary_factor finetuned mrope_section mrope_interleaved".split()
 )
 
 
@@ -64,9 +79,12 @@ class Layout:
 
     Attributes:
         name: whose it is, for people.
-        when: tells whether a config is written so; of a family's layouts the first one that says so counts.
-        fields: of the drafter's config, each a value, or what makes it of what is `Said`. They are read in this order.
-        part: the part of the config that is looked into before its top, as "dflash_config"; "" for none.
+        when: tells whether a config is written so; of a family's layouts the first one that says so
+            counts.
+        fields: of the drafter's config, each a value, or what makes it of what is `Said`. They are
+            read in this order.
+        part: the part of the config that is looked into before its top, as "dflash_config"; "" for
+            none.
         described: finds the part of the config that describes layers.
     """
 
@@ -84,10 +102,13 @@ class Layout:
             names: of the folder's tensors.
 
         Raises:
-            ValueError: something is missing that may not be assumed, a variant that is not served, or a key that nothing obeys.
+            ValueError: something is missing that may not be assumed, a variant that is not served,
+                or a key that nothing obeys.
         """
         said = Said(self, config, names)
-        values = {name: value(said) if callable(value) else value for name, value in self.fields.items()}
+        values = {
+            name: value(said) if callable(value) else value for name, value in self.fields.items()
+        }
         check_keys(said)
         return {"layout": self.name, **values}
 
@@ -122,7 +143,9 @@ class Said:
         return next((value for value in values if value is not None), default)
 
     def only(self, part: str, *keys: str) -> Any:
-        """Look up the first of some keys that is said in one part of the config, "" for its top; None: none is."""
+        """Look up the first of some keys that is said in one part of the config, "" for its top;
+        None: none is.
+        """
         self.asked.setdefault(part, set()).update(keys)
         said = self.part(part)
         return next((said[key] for key in keys if said.get(key) is not None), None)
@@ -162,12 +185,15 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def key(*keys: str, default: Any = None) -> Callable[[Said], Any]:
-    """Make a field of what is said under the first of some keys; `default` also stands for 0 and False."""
+    """Make a field of what is said under the first of some keys; `default` also stands for 0 and
+    False.
+    """
     return lambda said: said(*keys) or default
 
 
 def outputs(*keys: str, offset: int = 0) -> Callable[[Said], tuple[FeatureKey, ...] | None]:
-    """Make feature keys of a file's numbers of layers, which count outputs after `offset` is added; None where there are none.
+    """Make feature keys of a file's numbers of layers, which count outputs after `offset` is added;
+    None where there are none.
 
     Raises:
         ValueError: a number below the first one.
@@ -177,7 +203,10 @@ def outputs(*keys: str, offset: int = 0) -> Callable[[Said], tuple[FeatureKey, .
         if not (ids := said(*keys)):
             return None
         if min(ids) + offset < -1:
-            raise ValueError(f"The drafter's layer list is {ids}, which counts from {-1 - offset}: save or download it again.")
+            raise ValueError(
+                f"The drafter's layer list is {ids}, which counts from {-1 - offset}: save or "
+                "download it again."
+            )
         return tuple(index + offset for index in ids)
 
     return read
@@ -199,7 +228,8 @@ def required(read: Callable[[Said], Any], sentence: str) -> Callable[[Said], Any
 
 
 def check_keys(said: Said) -> None:
-    """Refuse a config with a key that its layout does not obey, or a switch in a position that is not served.
+    """Refuse a config with a key that its layout does not obey, or a switch in a position that is
+    not served.
 
     Args:
         said: of a published drafter, after all that counts was asked for.
@@ -239,7 +269,8 @@ def check_rope(config: Mapping[str, Any]) -> None:
 
 
 def check_described(config: Mapping[str, Any], known: set[str]) -> None:
-    """Refuse keys of a config whose layers the target's own class reads; arguments as for `check_keys`, and what is obeyed.
+    """Refuse keys of a config whose layers the target's own class reads; arguments as for
+    `check_keys`, and what is obeyed.
 
     Raises:
         ValueError: it has one.
@@ -257,12 +288,16 @@ def without(config: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]
     """
     last = {name.split(".")[-1] for name in ignored}
     return {
-        name: without(value, last) if isinstance(value, Mapping) else value for name, value in config.items() if name not in last
+        name: without(value, last) if isinstance(value, Mapping) else value
+        for name, value in config.items()
+        if name not in last
     }
 
 
 def _copied(config: Mapping[str, Any]) -> set[str]:
-    """List the fields of the model that a config was copied from, which the publishers' layers (Qwen3's, Llama's) do not use."""
+    """List the fields of the model that a config was copied from, which the publishers' layers
+    (Qwen3's, Llama's) do not use.
+    """
     if (model_type := config.get("model_type")) not in CONFIG_MAPPING:
         return set()
     return set(inspect.signature(CONFIG_MAPPING[model_type]).parameters)
@@ -271,9 +306,13 @@ def _copied(config: Mapping[str, Any]) -> set[str]:
 def _check(config: Mapping[str, Any], known: set[str], inside: str) -> None:
     for name, value in config.items():
         if name in SERVED and value is not None and value not in SERVED[name]:
-            raise ValueError(f"This drafter's config says {inside}{name} = {value!r:.50}, a variant that is not served.")
+            raise ValueError(
+                f"This drafter's config says {inside}{name} = {value!r:.50}, a variant that is not "
+                "served."
+            )
         if value is not None and name not in known and name not in SERVED:
             raise ValueError(
-                f"This drafter's config has a key that nothing here obeys: {inside}{name} = {value!r:.50}. Ignored, it may make "
-                f"the drafter guess wrongly without a sign. Where it makes no difference, pass ignore_keys=[{name!r}]."
+                f"This drafter's config has a key that nothing here obeys: {inside}{name} = "
+                f"{value!r:.50}. Ignored, it may make the drafter guess wrongly without a sign. "
+                f"Where it makes no difference, pass ignore_keys=[{name!r}]."
             )

@@ -1,4 +1,6 @@
-"""MTP layers among a target's own tensors, of any publisher, and in speculators' folders: found by names, not by config."""
+"""MTP layers among a target's own tensors, of any publisher, and in speculators' folders: found by
+names, not by config.
+"""
 
 import math
 import re
@@ -7,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+)
 from safetensors import safe_open
 from torch import Tensor
 
@@ -45,9 +52,15 @@ class Layout:
 LAYOUTS = (
     Layout("speculators", r"mtp_layers\.(\d+)\."),
     Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", hidden_first=True),
-    Layout("ERNIE", r"model\.(?=mtp_(?:block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.)", bare=True),
+    Layout(
+        "ERNIE", r"model\.(?=mtp_(?:block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.)", bare=True
+    ),
     Layout("Qwen", r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
-    Layout("DeepSeek", r"(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.", numbered_on=True),
+    Layout(
+        "DeepSeek",
+        r"(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.",
+        numbered_on=True,
+    ),
 )
 
 
@@ -57,8 +70,9 @@ class MtpTensors:
 
     Attributes:
         layout: whose names they have.
-        layers: of each, its tensors' names in the checkpoint by ours: `enorm.weight`, `hnorm.weight`, `eh_proj.weight`,
-            `norm.weight`, and `layers.0.…` as transformers names a layer's.
+        layers: of each, its tensors' names in the checkpoint by ours: `enorm.weight`,
+            `hnorm.weight`, `eh_proj.weight`, `norm.weight`, and `layers.0.…` as transformers names
+            a layer's.
     """
 
     layout: Layout
@@ -90,7 +104,9 @@ def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
         if whole and all(parts <= layer.keys() for layer in whole):
             return MtpTensors(layout, whole)
     if others := [name for name in names if re.search(r"(^|[._])mtp", name)]:
-        raise ValueError(f"This model's MTP layers have names ({others[0]}, …) of a layout that is not served.")
+        raise ValueError(
+            f"This model's MTP layers have names ({others[0]}, …) of a layout that is not served."
+        )
     return None
 
 
@@ -104,10 +120,12 @@ def _ours(part: str) -> str:
 
 
 def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Dequantise a layer's float8 weights, which come with a scale for each square block (DeepSeek-V3, section 3.3).
+    """Dequantise a layer's float8 weights, which come with a scale for each square block
+    (DeepSeek-V3, section 3.3).
 
     Args:
-        weights: by names as `MtpTensors` has them; `X_scale_inv` is what the blocks of `X` are multiplied by.
+        weights: by names as `MtpTensors` has them; `X_scale_inv` is what the blocks of `X` are
+            multiplied by.
     """
     plain = {name: weight for name, weight in weights.items() if not name.endswith(SCALE)}
     for name, scales in weights.items():
@@ -121,7 +139,9 @@ def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parameter_counts(folder: Path) -> dict[str, int]:
-    """Count the parameters of each tensor of a folder, from files' headers; an outline of a repository has them as metadata."""
+    """Count the parameters of each tensor of a folder, from files' headers; an outline of a
+    repository has them as metadata.
+    """
     counts: dict[str, int] = {}
     held = tensor_files(folder)
     for file in sorted({*held.values()}):
@@ -134,7 +154,8 @@ def parameter_counts(folder: Path) -> dict[str, int]:
 
 
 class Checkpoint:
-    """A model's safetensors, of which a few tensors are wanted: only the files that hold them are fetched.
+    """A model's safetensors, of which a few tensors are wanted: only the files that hold them are
+    fetched.
 
     Args:
         name: a folder, or a Hub id.
@@ -165,7 +186,9 @@ class Checkpoint:
         except (EntryNotFoundError, LocalEntryNotFoundError):
             return None
         except (HfHubHTTPError, HFValidationError) as error:
-            raise OSError(f"{self.name} is neither a folder here nor a model on the Hub: {error}") from error
+            raise OSError(
+                f"{self.name} is neither a folder here nor a model on the Hub: {error}"
+            ) from error
 
     def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
         """Load the tensors of these names, from the files that hold them.
@@ -176,7 +199,11 @@ class Checkpoint:
         tensors: dict[str, Tensor] = {}
         for file in sorted({self.files[name] for name in names}):
             if (path := self._file(file)) is None:
-                raise OSError(f"{self.name} has no {file}, in which its MTP layers are: download it again.")
+                raise OSError(
+                    f"{self.name} has no {file}, in which its MTP layers are: download it again."
+                )
             with safe_open(path, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in names if self.files[name] == file}
+                tensors |= {
+                    name: opened.get_tensor(name) for name in names if self.files[name] == file
+                }
         return tensors

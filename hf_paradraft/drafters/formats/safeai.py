@@ -1,4 +1,6 @@
-"""SafeAI's and SpecForge's folders of EAGLE-3 and P-EAGLE, which do not say whether layers' numbers count outputs or inputs."""
+"""SafeAI's and SpecForge's folders of EAGLE-3 and P-EAGLE, which do not say whether layers' numbers
+count outputs or inputs.
+"""
 
 from .fields import EAGLE3, NO_LAYERS
 from .layout import Layout, Said, outputs
@@ -8,7 +10,10 @@ LISTED = "eagle_aux_hidden_state_layer_ids"
 
 def _notes(said: Said) -> list[tuple[str, str]]:
     listed = said(LISTED)
-    settled = ("layers", f"{listed}, counted as outputs or inputs: settled by the target's number of layers")
+    settled = (
+        "layers",
+        f"{listed}, counted as outputs or inputs: settled by the target's number of layers",
+    )
     return [settled if listed else NO_LAYERS]
 
 

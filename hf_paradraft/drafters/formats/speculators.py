@@ -1,4 +1,6 @@
-"""The speculators layout, which vLLM reads: what other publishers' drafters are saved in too. It numbers layers by inputs."""
+"""The speculators layout, which vLLM reads: what other publishers' drafters are saved in too. It
+numbers layers by inputs.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,12 +24,17 @@ def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     described = config.get("transformer_layer_config")
     if not isinstance(described, Mapping):
-        raise ValueError("A speculators config describes its layers under transformer_layer_config, and this one does not.")
+        raise ValueError(
+            "A speculators config describes its layers under transformer_layer_config, and this "
+            "one does not."
+        )
     return described
 
 
 def _fill_in(said: Said) -> bool:
-    """Tell whether masks guess their own places; a DSpark drafter that does not say so proposes a token less than it has rows."""
+    """Tell whether masks guess their own places; a DSpark drafter that does not say so proposes a
+    token less than it has rows.
+    """
     anchor, size = said("sample_from_anchor"), said("block_size", default=0)
     if anchor is None:
         anchor = _is(said, "dspark") and proposed_tokens(said) != size - 1
@@ -45,15 +52,22 @@ def _causal(said: Said) -> tuple[str, ...]:
 
 def _notes(said: Said) -> list[tuple[str, str]]:
     reading = "fill-in" if _fill_in(said) else "the newest token guesses too"
-    return [("anchor", f"not in the config: {reading}")] if said("sample_from_anchor") is None else []
+    return (
+        [("anchor", f"not in the config: {reading}")] if said("sample_from_anchor") is None else []
+    )
 
 
 def _is_speculators(config: Mapping[str, Any]) -> bool:
-    return config.get("speculators_model_type") is not None or config.get("transformer_layer_config") is not None
+    return (
+        config.get("speculators_model_type") is not None
+        or config.get("transformer_layer_config") is not None
+    )
 
 
 def _raw_target(said: Said) -> bool:
-    """Tell whether the target's table is copied as it is, and nothing capped: in all files but those that are made here."""
+    """Tell whether the target's table is copied as it is, and nothing capped: in all files but
+    those that are made here.
+    """
     made = provenance_of(said.config)
     return bool(made.get("raw_target", not made["training"]))
 
@@ -65,7 +79,8 @@ BLOCK_LAYOUT = Layout(
         **BLOCKS,
         "features": required(
             outputs("aux_hidden_state_layer_ids", offset=-1),
-            "This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is no default.",
+            "This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is "
+            "no default.",
         ),
         "fill_in": _fill_in,
         "causal": _causal,
@@ -102,16 +117,30 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
     """
     kinds = set(getattr(block.layers, "layer_types", None) or ["full_attention"])
     refined = block.refiner_rank > 0
-    unsaid = [name for name in ("softcap", "embedding_scale", "logit_scale") if getattr(block, name) not in (None, 1.0)]
+    unsaid = [
+        name
+        for name in ("softcap", "embedding_scale", "logit_scale")
+        if getattr(block, name) not in (None, 1.0)
+    ]
     unsaid += ["the refiner's width"] if refined and block.refiner_size % block.refiner_rank else []
-    unsaid += [f"layers of {block.layers.model_type}"] if block.layers.model_type in (GEMMA4, QWEN35) else []
-    windows = "full_attention" in block.causal or (block.layout != "speculators" and "sliding_attention" in kinds)
+    unsaid += (
+        [f"layers of {block.layers.model_type}"]
+        if block.layers.model_type in (GEMMA4, QWEN35)
+        else []
+    )
+    windows = "full_attention" in block.causal or (
+        block.layout != "speculators" and "sliding_attention" in kinds
+    )
     if unsaid or windows:
         raise ValueError(
-            f"This drafter has options that the speculators layout cannot say ({', '.join(unsaid) or 'its windows'}): keep its "
-            "own files."
+            "This drafter has options that the speculators layout cannot say "
+            f"({', '.join(unsaid) or 'its windows'}): keep its own files."
         )
-    named = {"dspark": "DSparkSpeculator", "dflash2": "DFlash2DraftModel", "xpress": "XPressSpeculator"}
+    named = {
+        "dspark": "DSparkSpeculator",
+        "dflash2": "DFlash2DraftModel",
+        "xpress": "XPressSpeculator",
+    }
     heads = {
         "markov_rank": block.markov_rank,
         "markov_head_type": block.markov_type,
@@ -126,18 +155,28 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
         "block_size": block.block_size,
         "mask_token_id": block.mask_token_id,
         "sample_from_anchor": not block.fill_in,
-        "sliding_window_non_causal": "sliding_attention" in kinds and "sliding_attention" not in block.causal,
+        "sliding_window_non_causal": "sliding_attention" in kinds
+        and "sliding_attention" not in block.causal,
         "draft_vocab_size": num_guesses,
         "target_hidden_size": block.target_hidden_size,
         "num_target_layers": block.target_layers,
         "speculators_version": VERSION,
         **(heads if block.markov_rank or block.confidence else {}),
         **({name: getattr(block, name) for name in SELECTOR} if block.selector_rank else {}),
-        **({"xpress_rank": block.refiner_rank, "xpress_mlp_ratio": block.refiner_size // block.refiner_rank} if refined else {}),
+        **(
+            {
+                "xpress_rank": block.refiner_rank,
+                "xpress_mlp_ratio": block.refiner_size // block.refiner_rank,
+            }
+            if refined
+            else {}
+        ),
     }
 
 
-def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: bool) -> dict[str, Any]:
+def eagle3_config(
+    eagle: Any, features: tuple, num_guesses: int, own_embedding: bool
+) -> dict[str, Any]:
     """Make the `config.json` of an EAGLE-3 or P-EAGLE drafter, in the speculators layout.
 
     Args:
@@ -150,9 +189,14 @@ def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: 
         ValueError: it has layers of Gemma 4, or does not know yet what it reads.
     """
     if eagle.layers.model_type == GEMMA4:
-        raise ValueError("The speculators layout has no layers of Gemma 4, as this drafter has: keep its own files.")
+        raise ValueError(
+            "The speculators layout has no layers of Gemma 4, as this drafter has: keep its own "
+            "files."
+        )
     if not features:
-        raise ValueError("Which layers this drafter reads depends on its target: attach(target) first.")
+        raise ValueError(
+            "Which layers this drafter reads depends on its target: attach(target) first."
+        )
     return {
         "speculators_model_type": "peagle" if eagle.parallel else "eagle3",
         "architectures": ["PEagleSpeculator" if eagle.parallel else "Eagle3Speculator"],
@@ -173,7 +217,8 @@ def eagle3_config(eagle: Any, features: tuple, num_guesses: int, own_embedding: 
 
 
 def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
-    """Make the `config.json` of an MTP layer, in the speculators layout; it describes the whole target.
+    """Make the `config.json` of an MTP layer, in the speculators layout; it describes the whole
+    target.
 
     Args:
         target: its text config.
@@ -193,7 +238,8 @@ def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
 
 
 def proposal(algorithm: str, num_draft_tokens: int, target: str | None) -> dict[str, Any]:
-    """Make the part of a config that engines ask for: how many tokens are drafted, and for which model.
+    """Make the part of a config that engines ask for: how many tokens are drafted, and for which
+    model.
 
     Args:
         algorithm: the kind.

@@ -1,4 +1,6 @@
-"""Names of published drafters' tensors, as each publisher writes them, and as they are called here."""
+"""Names of published drafters' tensors, as each publisher writes them, and as they are called
+here.
+"""
 
 import re
 from collections.abc import Mapping
@@ -6,9 +8,16 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# Statistics, masks over the vocabulary's padding and copies of the target's are no weights of a drafter's.
+# Statistics, masks over the vocabulary's padding and copies of the target's are no weights of a
+# drafter's.
 LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
-OLDER = ("encoder.", "logit_head.", "midlayer.", "xpress_head.")  # read, and not written: the speculators layout has other names
+# read, and not written: the speculators layout has other names
+OLDER = (
+    "encoder.",
+    "logit_head.",
+    "midlayer.",
+    "xpress_head.",
+)
 BLOCKS = {
     "encoder.fc.": "fc.",
     "encoder.output_norm_enc.": "hidden_norm.",
@@ -19,7 +28,12 @@ BLOCKS = {
     **{
         f"{head}.{theirs}.": f"markov.{ours}."
         for head in ("logit_head", "markov_head")
-        for theirs, ours in (("markov_w1", "before"), ("markov_w2", "after"), ("gate_proj", "gate"), ("joint_proj", "joint"))
+        for theirs, ours in (
+            ("markov_w1", "before"),
+            ("markov_w2", "after"),
+            ("gate_proj", "gate"),
+            ("joint_proj", "joint"),
+        )
     },
     "confidence_head.proj.": "confidence.",
     "candidate_selector.": "selector.",
@@ -42,14 +56,17 @@ EAGLE3 = {
 
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Rename published weights to the names that they have here; unknown names stay, so that strict loading reports them.
+    """Rename published weights to the names that they have here; unknown names stay, so that strict
+    loading reports them.
 
     Args:
         tensors: as published.
         table: publishers' prefixes, and ours.
     """
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-    return {_with_prefix(name, table): tensor for name, tensor in bare.items() if name not in LEFT_OUT}
+    return {
+        _with_prefix(name, table): tensor for name, tensor in bare.items() if name not in LEFT_OUT
+    }
 
 
 def published(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
@@ -64,15 +81,19 @@ def _with_prefix(name: str, table: Mapping[str, str]) -> str:
 
 
 def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
-    """Turn weights whose rotary embedding turns neighbours into such as give the same scores where it turns halves.
+    """Turn weights whose rotary embedding turns neighbours into such as give the same scores where
+    it turns halves.
 
     Args:
-        tensors: of a drafter; the rows of each head's queries and keys, and of their norms, change places.
+        tensors: of a drafter; the rows of each head's queries and keys, and of their norms, change
+            places.
         head_dim: numbers of a head.
     """
     order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
     turned = re.compile(r"self_attn\.(q|k)_(proj|norm)\.(weight|bias)$")
     return {
-        name: tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1) if turned.search(name) else tensor
+        name: tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+        if turned.search(name)
+        else tensor
         for name, tensor in tensors.items()
     }

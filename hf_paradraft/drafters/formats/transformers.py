@@ -11,13 +11,15 @@ BLOCK_LAYOUT = Layout(
     {
         **BLOCKS,
         "features": required(
-            outputs("target_layer_ids"), "This DFlash assistant names no layers (target_layer_ids): save it again."
+            outputs("target_layer_ids"),
+            "This DFlash assistant names no layers (target_layer_ids): save it again.",
         ),
         "fill_in": True,
     },
     described=lambda config: {
         **config,
-        "layer_types": config.get("layer_types") or ["sliding_attention"] * config.get("num_hidden_layers", 5),
+        "layer_types": config.get("layer_types")
+        or ["sliding_attention"] * config.get("num_hidden_layers", 5),
         "use_sliding_window": True,
     },
 )

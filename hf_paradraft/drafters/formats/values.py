@@ -1,4 +1,6 @@
-"""A drafter's `config.json`, by any publisher: one table of what its values may be, looked at before anything is made of them."""
+"""A drafter's `config.json`, by any publisher: one table of what its values may be, looked at
+before anything is made of them.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +35,25 @@ class Rule:
 
 
 def _whole(least: int, most: int) -> Rule:
-    return Rule(lambda value: type(value) is int and least <= value <= most, f"a whole number from {least} to {most}")
+    return Rule(
+        lambda value: type(value) is int and least <= value <= most,
+        f"a whole number from {least} to {most}",
+    )
 
 
 def _list(rule: Rule, words: str, least: int = 1) -> Rule:
-    return Rule(lambda value: isinstance(value, list) and len(value) >= least and all(map(rule.holds, value)), words)
+    return Rule(
+        lambda value: (
+            isinstance(value, list) and len(value) >= least and all(map(rule.holds, value))
+        ),
+        words,
+    )
 
 
 def _sizes(most: int) -> Rule:
-    """Make the rule of a size from 1 to `most`: one number for all layers, or a list with one for each."""
+    """Make the rule of a size from 1 to `most`: one number for all layers, or a list with one for
+    each.
+    """
     single = _whole(1, most)
     several = _list(single, single.words)
     return Rule(lambda value: single.holds(value) or several.holds(value), single.words)
@@ -52,49 +64,100 @@ def _optional(rule: Rule) -> Rule:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value > 0
+    )
 
 
 def _is_dtype(name: str) -> bool:
-    return name == "auto" or isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype)
+    return name == "auto" or isinstance(
+        getattr(torch, name.removeprefix("torch."), None), torch.dtype
+    )
 
 
 FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
 NUMBER = Rule(_number, "a number above 0")
 SHARE = Rule(lambda value: _number(value) and value <= 1, "a number above 0, at most 1")
 DTYPE = Rule(lambda value: isinstance(value, str) and _is_dtype(value), "a number format of torch")
-ACTIVATION = Rule(lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has")
-ROPE_KINDS = ("default", "mrope", *ROPE_INIT_FUNCTIONS)  # of several positions a token, a text has one
-ROPE = Rule(lambda value: isinstance(value, str) and value in ROPE_KINDS, "a rotary embedding that transformers has")
-TREE_SIZE = Rule(lambda value: value in (None, "auto") or _whole(1, MOST).holds(value), f"null, auto or a number up to {MOST}")
+ACTIVATION = Rule(
+    lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has"
+)
+# of several positions a token, a text has one
+ROPE_KINDS = (
+    "default",
+    "mrope",
+    *ROPE_INIT_FUNCTIONS,
+)
+ROPE = Rule(
+    lambda value: isinstance(value, str) and value in ROPE_KINDS,
+    "a rotary embedding that transformers has",
+)
+TREE_SIZE = Rule(
+    lambda value: value in (None, "auto") or _whole(1, MOST).holds(value),
+    f"null, auto or a number up to {MOST}",
+)
 WORD = Rule(lambda value: isinstance(value, str) and value.isprintable(), "a printable text")
 WORDS = _list(WORD, "a list of texts", least=0)
 NAMED = Rule(lambda value: isinstance(value, Mapping), "an object with names")
 LAYER_LIST = _list(_whole(-1, LAYERS), f"a list of layers' numbers, from -1 to {LAYERS}")
 
 TABLE = (
-    (_whole(1, WIDE), "hidden_size vocab_size backbone_hidden_size num_centroids centroid_intermediate_top_k"),
+    (
+        _whole(1, WIDE),
+        "hidden_size vocab_size backbone_hidden_size num_centroids centroid_intermediate_top_k",
+    ),
     (_whole(1, LAYERS), "num_hidden_layers draft_num_hidden_layers num_masks"),
     (_sizes(HEADS), "num_attention_heads"),
     (_sizes(WIDE), "intermediate_size"),
     (_optional(_sizes(HEADS)), "num_key_value_heads num_global_key_value_heads"),
     (_optional(_whole(1, WIDE)), "head_dim global_head_dim target_hidden_size draft_vocab_size"),
-    (_optional(_whole(1, LAYERS)), "num_target_layers target_layers block_size ttt_length speculative_tokens"),
+    (
+        _optional(_whole(1, LAYERS)),
+        "num_target_layers target_layers block_size ttt_length speculative_tokens",
+    ),
     (_optional(_whole(1, LONG)), "max_position_embeddings sliding_window swa_window_size"),
-    (_optional(_whole(0, WIDE)), "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank"),
-    (_optional(_whole(0, WIDE)), "conv_group_size selector_rank selector_top_k xpress_rank xpress_mlp_hidden"),
+    (
+        _optional(_whole(0, WIDE)),
+        "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank",
+    ),
+    (
+        _optional(_whole(0, WIDE)),
+        "conv_group_size selector_rank selector_top_k xpress_rank xpress_mlp_hidden",
+    ),
     (_optional(_whole(0, LAYERS)), "conv_kernel_size xpress_mlp_ratio xpress_block_size"),
-    (Rule(lambda value: _number(value) and value <= LARGE, f"a number above 0, up to {LARGE:g}"), "rope_theta"),
-    (_optional(NUMBER), "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
+    (
+        Rule(lambda value: _number(value) and value <= LARGE, f"a number above 0, up to {LARGE:g}"),
+        "rope_theta",
+    ),
+    (
+        _optional(NUMBER),
+        "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping",
+    ),
     (_optional(SHARE), "partial_rotary_factor"),
     (_optional(FLAG), "enable_qwen35_gated_q_proj"),
-    (_optional(FLAG), "attention_bias attention_k_eq_v is_causal causal use_swa use_sliding_window use_aux_hidden_state"),
     (
         _optional(FLAG),
-        "norm_before_residual norm_before_fc fc_norm norm_output sample_from_anchor is_neox_style rope_is_neox_style",
+        "attention_bias attention_k_eq_v is_causal causal use_swa use_sliding_window "
+        "use_aux_hidden_state",
     ),
-    (_optional(FLAG), "sliding_window_non_causal enable_confidence_head confidence_head_with_markov tie_word_embeddings"),
-    (_optional(FLAG), "never_slower compile overlap prompt_lookup graft trace pard2 target_independent enable_moe_block"),
+    (
+        _optional(FLAG),
+        "norm_before_residual norm_before_fc fc_norm norm_output sample_from_anchor is_neox_style "
+        "rope_is_neox_style",
+    ),
+    (
+        _optional(FLAG),
+        "sliding_window_non_causal enable_confidence_head confidence_head_with_markov "
+        "tie_word_embeddings",
+    ),
+    (
+        _optional(FLAG),
+        "never_slower compile overlap prompt_lookup graft trace pard2 target_independent "
+        "enable_moe_block",
+    ),
     (_optional(FLAG), "output_hidden_states output_attentions return_dict use_cache"),
     (WORD, "style"),
     (ROPE, "rope_type"),
@@ -102,10 +165,19 @@ TABLE = (
     (TREE_SIZE, "tree_size"),
     (ACTIVATION, "hidden_act hidden_activation"),
     (_optional(DTYPE), "dtype torch_dtype"),
-    (_optional(WORD), "model_type speculators_model_type markov_head_type projector_type spd_type kind"),
+    (
+        _optional(WORD),
+        "model_type speculators_model_type markov_head_type projector_type spd_type kind",
+    ),
     (_optional(WORDS), "architectures layer_types"),
-    (_optional(LAYER_LIST), "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids"),
-    (_optional(NAMED), "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling"),
+    (
+        _optional(LAYER_LIST),
+        "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids",
+    ),
+    (
+        _optional(NAMED),
+        "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling",
+    ),
     (_optional(NAMED), "speculators_config text_config"),
     (_optional(_list(NAMED, "a list of objects with names", least=0)), "proposal_methods"),
     (NAMED, "full_attention sliding_attention"),
@@ -130,14 +202,18 @@ def check_config(config: Mapping[str, Any], file: Path, inside: str = "") -> Non
     for name, value in config.items():
         rule = RULES.get(name)
         if rule is not None and not rule.holds(value):
-            raise ValueError(f"{file}: {inside}{name} is {value!r:.150}, and has to be {rule.words}.")
+            raise ValueError(
+                f"{file}: {inside}{name} is {value!r:.150}, and has to be {rule.words}."
+            )
         if name in NESTED:
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, Mapping):
                     check_config(part, file, f"{inside}{name}.")
 
 
-def transformers_config(make: Callable[..., PreTrainedConfig], values: Mapping[str, Any]) -> PreTrainedConfig:
+def transformers_config(
+    make: Callable[..., PreTrainedConfig], values: Mapping[str, Any]
+) -> PreTrainedConfig:
     """Make a config of transformers from values that a file has.
 
     Raises:
@@ -146,7 +222,9 @@ def transformers_config(make: Callable[..., PreTrainedConfig], values: Mapping[s
     try:
         return make(**values)
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"transformers makes no layers of this config: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"transformers makes no layers of this config: {type(error).__name__}: {error}"
+        ) from error
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -162,7 +240,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a config's `paradraft` section, with dicts under `training`, its `acceptance`, and `speculation_config`.
+    """Read a config's `paradraft` section, with dicts under `training`, its `acceptance`, and
+    `speculation_config`.
 
     Whatever else stands there counts as nothing.
     """

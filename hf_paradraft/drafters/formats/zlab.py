@@ -10,7 +10,9 @@ PART = "dflash_config"
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
-    """Choose the layers that are read where a config names none: `count` of them, evenly from 1 to L - 3."""
+    """Choose the layers that are read where a config names none: `count` of them, evenly from 1 to
+    L - 3.
+    """
     if count == 1:
         return (layers // 2,)
     return tuple(round(1 + index * (layers - 4) / (count - 1)) for index in range(count))
@@ -27,18 +29,26 @@ def _described(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _windowed(config: Mapping[str, Any]) -> bool:
-    return bool((config.get(PART) or {}).get("use_swa")) and "sliding_attention" not in (config.get("layer_types") or ())
+    return bool((config.get(PART) or {}).get("use_swa")) and "sliding_attention" not in (
+        config.get("layer_types") or ()
+    )
 
 
 def _causal(said: Said) -> tuple[str, ...]:
-    """List the kinds of layers whose rows see only those before them; by itself each that slides, but by `use_swa`."""
+    """List the kinds of layers whose rows see only those before them; by itself each that slides,
+    but by `use_swa`.
+    """
     said.only(PART, "use_swa", "swa_window_size")
     values = said.only("", "is_causal"), said.only(PART, "causal", "causal_head")
     if (causal := next((value for value in values if value is not None), None)) is not None:
         return said.kinds if causal else ()
     if said.has("injection."):  # DSpine's classes know no other
         return said.kinds
-    return () if _windowed(said.config) else tuple(kind for kind in said.kinds if kind == "sliding_attention")
+    return (
+        ()
+        if _windowed(said.config)
+        else tuple(kind for kind in said.kinds if kind == "sliding_attention")
+    )
 
 
 def _features(said: Said) -> Any:
@@ -46,12 +56,18 @@ def _features(said: Said) -> Any:
         return listed
     count, total = said.config.get("num_hidden_layers"), said("num_target_layers")
     if count is None or total is None:
-        raise ValueError("This DFlash drafter names neither its layers (target_layer_ids) nor num_target_layers.")
+        raise ValueError(
+            "This DFlash drafter names neither its layers (target_layer_ids) nor num_target_layers."
+        )
     return spread(count, total)
 
 
 def _dspark(said: Said) -> bool:
-    return said.only(PART, "projector_type") == "dspark" or said.has(*MARKOV) or "DSpark" in said.architecture
+    return (
+        said.only(PART, "projector_type") == "dspark"
+        or said.has(*MARKOV)
+        or "DSpark" in said.architecture
+    )
 
 
 def _fill_in(said: Said) -> bool:
@@ -65,9 +81,14 @@ def _window(said: Said) -> bool:
     Raises:
         ValueError: there are some.
     """
-    window = getattr(said.layers, "sliding_window", None) if "sliding_attention" in said.kinds else None
+    window = (
+        getattr(said.layers, "sliding_window", None) if "sliding_attention" in said.kinds else None
+    )
     if window is not None and window < said("block_size", default=0) and not _causal(said):
-        raise ValueError(f"This DFlash drafter has windows of {window} tokens, shorter than its blocks, which are not served.")
+        raise ValueError(
+            f"This DFlash drafter has windows of {window} tokens, shorter than its blocks, which "
+            "are not served."
+        )
     return False
 
 
@@ -82,11 +103,16 @@ BLOCK_LAYOUT = Layout(
         "window_from_anchor": _window,
         "softcap": lambda said: said.only(PART, "final_logit_softcapping"),
         "embedding_scale": lambda said: said.only(PART, "input_embedding_scale") or 1.0,
-        # vLLM scales raw rows of the target's by it; z-lab's own classes without one ask transformers' scaled module.
-        "raw_target": lambda said: said.only(PART, "input_embedding_scale") is not None or said.has("candidate_selector."),
+        # vLLM scales raw rows of the target's by it; z-lab's own classes without one ask
+        # transformers' scaled module.
+        "raw_target": lambda said: (
+            said.only(PART, "input_embedding_scale") is not None or said.has("candidate_selector.")
+        ),
         "logit_scale": lambda said: said.only(PART, "output_multiplier"),
         "layout": lambda said: "SpecForge" if _dspark(said) else "z-lab",
-        "notes": lambda said: [] if said("target_layer_ids") else [("layers", "default: none are named")],
+        "notes": lambda said: (
+            [] if said("target_layer_ids") else [("layers", "default: none are named")]
+        ),
     },
     part=PART,
     described=_described,

@@ -1,4 +1,6 @@
-"""One call's drafting by a Gemma 4 assistant: every guessed token is a query of its own over the target's keys and values."""
+"""One call's drafting by a Gemma 4 assistant: every guessed token is a query of its own over the
+target's keys and values.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from ..context import ContextDrafting
 
 
 class Gemma4Drafting(ContextDrafting):
-    """One call's drafting: no row sees a guessed token, so a tree's nodes are independent, all at the text's last position.
+    """One call's drafting: no row sees a guessed token, so a tree's nodes are independent, all at
+    the text's last position.
 
     Args:
         drafter: attached to its target; nothing of it changes.
@@ -20,15 +23,20 @@ class Gemma4Drafting(ContextDrafting):
 
     def __init__(self, drafter: Any):
         super().__init__(drafter)
-        self.last: list[Tensor | None] = []  # of each row, the target's state of the last token that it has read, (d_t,)
-        self.states: list[list[Tensor]] = []  # of each row, after its text and after each node, (d_t,)
+        self.last: list[
+            Tensor | None
+        ] = []  # of each row, the target's state of the last token that it has read, (d_t,)
+        self.states: list[
+            list[Tensor]
+        ] = []  # of each row, after its text and after each node, (d_t,)
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep keys and values, and the newest state."""
         super().observe(observations)
         self.last = self.last or [None] * len(observations)
         for row, seen in enumerate(observations):
-            if seen is not None and len(seen.features.get("normed", ())):  # a piece may be padding alone
+            # a piece may be padding alone
+            if seen is not None and len(seen.features.get("normed", ())):
                 self.last[row] = seen.features["normed"][-1]
 
     def join(self, other: Drafting) -> bool:
@@ -44,7 +52,9 @@ class Gemma4Drafting(ContextDrafting):
         self.last = [self.last[row] for row in rows]
 
     def fork(self, row: int, read: int) -> Drafting | None:
-        """Implement `Drafting.fork`; the newest state comes with the token that the target reads again."""
+        """Implement `Drafting.fork`; the newest state comes with the token that the target reads
+        again.
+        """
         forked: Any = super().fork(row, read)
         if forked is not None:
             forked.last = [None]
@@ -57,11 +67,15 @@ class Gemma4Drafting(ContextDrafting):
             return self.where_read(prefixes, None)
         self.inject()
         some = next(state for state in self.last if state is not None)
-        before = torch.stack([torch.zeros_like(some) if state is None else state for state in self.last])
+        before = torch.stack(
+            [torch.zeros_like(some) if state is None else state for state in self.last]
+        )
         tokens = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         logits, states = self._read(tokens[:, None], before[:, None])
         self.states = [[state] for state in states[:, 0]]
-        return self.where_read(prefixes, [GuessedLogits(guess, extend=self.extend) for guess in logits])
+        return self.where_read(
+            prefixes, [GuessedLogits(guess, extend=self.extend) for guess in logits]
+        )
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
@@ -72,13 +86,17 @@ class Gemma4Drafting(ContextDrafting):
         for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
             if above:
                 ids[row, : len(new)] = new
-                before[row, : len(new)] = torch.stack([self.states[row][parent + 1] for parent in above])
+                before[row, : len(new)] = torch.stack(
+                    [self.states[row][parent + 1] for parent in above]
+                )
         logits, states = self._read(ids, before)
         for row, new in enumerate(tokens):
             self.states[row] += list(states[row, : len(new)])
         return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
 
     def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute logits `(B, M, V)` and states `(B, M, d_t)` after tokens `(B, M)` and the states before them."""
+        """Compute logits `(B, M, V)` and states `(B, M, d_t)` after tokens `(B, M)` and the states
+        before them.
+        """
         positions = torch.tensor(self.ends(), device="cpu")[:, None].expand_as(ids)
         return self.drafter.read(ids, before, positions, self.cache)

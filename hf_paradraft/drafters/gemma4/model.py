@@ -1,4 +1,6 @@
-"""Gemma 4's assistants (google/gemma-4-*-it-assistant): a few layers without keys of their own, which query the target's."""
+"""Gemma 4's assistants (google/gemma-4-*-it-assistant): a few layers without keys of their own,
+which query the target's.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Gemma4Drafter(SavedDrafter):
-    """A Gemma 4 assistant as a drafter, which guesses a token after the other over the target's own keys and values.
+    """A Gemma 4 assistant as a drafter, which guesses a token after the other over the target's own
+    keys and values.
 
-    It reads the target's embedding of the last token, the target's state before that, and the target's keys and values in two
-    layers: the last full and the last sliding one that have any. All guesses of a round stand at the text's end.
+    It reads the target's embedding of the last token, the target's state before that, and the
+    target's keys and values in two layers: the last full and the last sliding one that have any.
+    All guesses of a round stand at the text's end.
 
     Args:
         model: transformers' own class for it, which reads and writes its files.
@@ -53,7 +57,10 @@ class Gemma4Drafter(SavedDrafter):
         layers = {layer.self_attn.layer_type: layer.self_attn for layer in model.model.layers}
         heads = model.config.get_text_config().num_attention_heads
         # Of each kind of layer: heads of its keys, and numbers of each.
-        self.shapes = {kind: (heads // part.num_key_value_groups, part.head_dim) for kind, part in layers.items()}
+        self.shapes = {
+            kind: (heads // part.num_key_value_groups, part.head_dim)
+            for kind, part in layers.items()
+        }
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
@@ -72,19 +79,30 @@ class Gemma4Drafter(SavedDrafter):
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
         if not cls.recognises(folder):
-            raise ValueError(f"{folder} holds no {cls.title}: its model_type is none of {', '.join(MODEL_TYPES)}.")
+            raise ValueError(
+                f"{folder} holds no {cls.title}: its model_type is none of "
+                f"{', '.join(MODEL_TYPES)}."
+            )
         config = folder.config
-        chosen, all_of_them = config.get("centroid_intermediate_top_k", 32), config.get("num_centroids", 2048)
+        chosen = config.get("centroid_intermediate_top_k", 32)
+        all_of_them = config.get("num_centroids", 2048)
         if config.get("use_ordered_embeddings") and chosen > all_of_them:
             raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
-        saved, wanted = folder.provenance.get("speculation_config"), kwargs.pop("speculation_config", None)
+        saved = folder.provenance.get("speculation_config")
+        wanted = kwargs.pop("speculation_config", None)
         tensor_names(folder.path)
         model, info = AutoModelForCausalLM.from_pretrained(
-            folder.path, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+            folder.path,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            **kwargs,
         )
         refuse_missing(info, type(model).__name__, folder.path)
         _check_centroids(model, folder.path)
-        return cls(model.eval(), wanted or (None if saved is None else SpeculationConfig.from_saved(saved)))
+        return cls(
+            model.eval(), wanted or (None if saved is None else SpeculationConfig.from_saved(saved))
+        )
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""
@@ -95,11 +113,16 @@ class Gemma4Drafter(SavedDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List the target's hidden size, its own layers and the type of its head, as (name, value) pairs."""
+        """List the target's hidden size, its own layers and the type of its head, as (name, value)
+        pairs.
+        """
         text = config.get("text_config") or {}
         return [
             ("target's hidden size", config.get("backbone_hidden_size", "?")),
-            ("layers", f"{text.get('num_hidden_layers', '?')} of {text.get('hidden_size', '?')} numbers"),
+            (
+                "layers",
+                f"{text.get('num_hidden_layers', '?')} of {text.get('hidden_size', '?')} numbers",
+            ),
             ("head", "by centroids" if config.get("use_ordered_embeddings") else "of all tokens"),
         ]
 
@@ -109,13 +132,19 @@ class Gemma4Drafter(SavedDrafter):
         return self.model.pre_projection.weight.device
 
     def sources(self, target: PreTrainedModel) -> dict[str, int]:
-        """Find the target's layers whose keys and values are read, by kind: the last of each that have some of their own."""
+        """Find the target's layers whose keys and values are read, by kind: the last of each that
+        have some of their own.
+        """
         config = target.config.get_text_config()
-        own = config.layer_types[: config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)]
+        own = config.layer_types[
+            : config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", None) or 0)
+        ]
         return {kind: len(own) - 1 - own[::-1].index(kind) for kind in self.shapes if kind in own}
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List what it reads of the target: the normed last state, and two layers' keys and values."""
+        """List what it reads of the target: the normed last state, and two layers' keys and
+        values.
+        """
         return "normed", *(KeyValues(layer) for layer in self.sources(target).values())
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -126,23 +155,36 @@ class Gemma4Drafter(SavedDrafter):
         """
         config, who = target.config.get_text_config(), f"This {self.title}"
         if not config.model_type.startswith("gemma4"):
-            raise ValueError(f"{who} reads keys and values of Gemma 4, and the target is of type {config.model_type}.")
+            raise ValueError(
+                f"{who} reads keys and values of Gemma 4, and the target is of type "
+                f"{config.model_type}."
+            )
         if config.hidden_size != self.model.config.backbone_hidden_size:
             raise ValueError(
-                f"{who} reads states of {self.model.config.backbone_hidden_size} numbers, and the target's have "
-                f"{config.hidden_size}: it was made for another target."
+                f"{who} reads states of {self.model.config.backbone_hidden_size} numbers, and the "
+                f"target's have {config.hidden_size}: it was made for another target."
             )
         if abs(self.model.config.get_text_config().vocab_size - config.vocab_size) > PADDING:
             raise ValueError(
-                f"{who} guesses {self.model.config.get_text_config().vocab_size} ids, and the target has {config.vocab_size}."
+                f"{who} guesses {self.model.config.get_text_config().vocab_size} ids, and the "
+                f"target has {config.vocab_size}."
             )
         layers, sources = layers_of(target), self.sources(target)
         for kind, (heads, size) in self.shapes.items():
             attention = layers[sources[kind]].self_attn if kind in sources else None
-            if attention is None or (attention.k_proj.out_features, attention.head_dim) != (heads * size, size):
-                raise ValueError(f"{who} reads {heads} heads of {size} numbers in {kind} layers, and the target has others.")
+            if attention is None or (attention.k_proj.out_features, attention.head_dim) != (
+                heads * size,
+                size,
+            ):
+                raise ValueError(
+                    f"{who} reads {heads} heads of {size} numbers in {kind} layers, and the target "
+                    "has others."
+                )
         if self.speculation_config.compile:
-            raise ValueError(f"{who} reads the target's cache, which a compiled forward does not show: leave compile off.")
+            raise ValueError(
+                f"{who} reads the target's cache, which a compiled forward does not show: leave "
+                "compile off."
+            )
         table = target.get_input_embeddings()
         pair(self, target, table=table)
         self.table = table
@@ -153,9 +195,13 @@ class Gemma4Drafter(SavedDrafter):
         return Gemma4Drafting(pair(self, target))
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> Tensor:
-        """Compute logits of the next tokens after a whole prefix, each after the most probable ones, without caches.
+        """Compute logits of the next tokens after a whole prefix, each after the most probable
+        ones, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, n at least 2, without padding.
@@ -167,7 +213,12 @@ class Gemma4Drafter(SavedDrafter):
         """
         target = last_target(self)
         drafting = Gemma4Drafting(self if target is None else pair(self, target))
-        return logits_behind(drafting, input_ids, features, num_draft_tokens or self.speculation_config.num_draft_tokens)
+        return logits_behind(
+            drafting,
+            input_ids,
+            features,
+            num_draft_tokens or self.speculation_config.num_draft_tokens,
+        )
 
     def empty_context(self, num_slots: int) -> Cache:
         """Make a cache with a layer for each kind."""
@@ -187,21 +238,31 @@ class Gemma4Drafter(SavedDrafter):
     def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
         """Write them into the cache; positions are in the keys already."""
         widths = [2 * heads * size for heads, size in self.shapes.values()]
-        for index, ((heads, size), rows) in enumerate(zip(self.shapes.values(), context.split(widths, dim=-1), strict=True)):
+        for index, ((heads, size), rows) in enumerate(
+            zip(self.shapes.values(), context.split(widths, dim=-1), strict=True)
+        ):
             keys, values = rows.view(*rows.shape[:2], 2, heads, size).permute(2, 0, 3, 1, 4)
             cache.update(keys, values, index)
 
     def _masks(self, lengths: list[int], size: int) -> dict[str, Tensor]:
-        """Hide from `size` queries after each row what they do not see of the cache, additive `(B, 1, size, slots)` by kind."""
+        """Hide from `size` queries after each row what they do not see of the cache, additive `(B,
+        1, size, slots)` by kind.
+        """
         window = self.model.config.get_text_config().sliding_window
-        slots, ends = torch.arange(max(lengths), device=self.device), torch.tensor(lengths, device=self.device)[:, None]
+        slots = torch.arange(max(lengths), device=self.device)
+        ends = torch.tensor(lengths, device=self.device)[:, None]
         seen = slots < ends
         # transformers' own masks reach as far back, measured from the last key.
         near = seen & (slots >= ends - 1 - window)
         by_kind = {kind: near if kind == "sliding_attention" else seen for kind in self.shapes}
-        return {kind: additive(rows[:, None, None].expand(-1, 1, size, -1), self.model.dtype) for kind, rows in by_kind.items()}
+        return {
+            kind: additive(rows[:, None, None].expand(-1, 1, size, -1), self.model.dtype)
+            for kind, rows in by_kind.items()
+        }
 
-    def read(self, ids: LongTensor, before: Tensor, positions: LongTensor, cache: RaggedCache) -> tuple[Tensor, Tensor]:
+    def read(
+        self, ids: LongTensor, before: Tensor, positions: LongTensor, cache: RaggedCache
+    ) -> tuple[Tensor, Tensor]:
         """Guess what follows tokens, each a row of its own.
 
         Args:
@@ -214,8 +275,12 @@ class Gemma4Drafter(SavedDrafter):
             Logits `(B, M, V)`, and states `(B, M, d_t)`.
         """
         if self.table is None:
-            raise ValueError(f"This {self.title} shares its target's embedding: attach(target) first.")
-        embedded = self.table(ids.to(next(self.table.parameters()).device)).to(self.device, self.model.dtype)
+            raise ValueError(
+                f"This {self.title} shares its target's embedding: attach(target) first."
+            )
+        embedded = self.table(ids.to(next(self.table.parameters()).device)).to(
+            self.device, self.model.dtype
+        )
         inputs = self.model.pre_projection(torch.cat([embedded, before.to(embedded)], dim=-1))
         layers = dict(zip(self.shapes, cache.cache.layers, strict=True))
         outputs = self.model.model(
@@ -224,16 +289,17 @@ class Gemma4Drafter(SavedDrafter):
             position_ids=positions.to(self.device),
             shared_kv_states={kind: (layer.keys, layer.values) for kind, layer in layers.items()},
             use_cache=False,
-            logits_to_keep=torch.arange(
-                ids.shape[1], device=ids.device
-            ),  # of an int 5.24 slices inputs of layers, which these have not
+            # of an int 5.24 slices inputs of layers, which these have not
+            logits_to_keep=torch.arange(ids.shape[1], device=ids.device),
         )
         states = outputs.last_hidden_state
         if self.model.masked_embedding is None:
             return self.model.lm_head(states), self.model.post_projection(states)
         logits = self.model.masked_embedding(states, self.model.lm_head.weight)
         # Tokens of other centroids all have one logit, below any other: they are not guessed.
-        return logits.masked_fill(logits == logits.min(), -torch.inf), self.model.post_projection(states)
+        return logits.masked_fill(logits == logits.min(), -torch.inf), self.model.post_projection(
+            states
+        )
 
 
 def _check_centroids(model: PreTrainedModel, folder: Path) -> None:
@@ -246,4 +312,6 @@ def _check_centroids(model: PreTrainedModel, folder: Path) -> None:
         return
     tokens = head.token_ordering.flatten().long().cpu()
     if not torch.equal(tokens.sort().values, torch.arange(len(tokens))):
-        raise OSError(f"{folder}: its token_ordering does not name every token once: download it again.")
+        raise OSError(
+            f"{folder}: its token_ordering does not name every token once: download it again."
+        )

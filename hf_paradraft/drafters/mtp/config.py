@@ -45,7 +45,9 @@ class MtpConfig:
         """
         described = describe_layers(self.target, 1, dense=self.bare)
         experts = experts_of(self.target)  # by which kernel the target runs its own
-        return transformers_config(AutoConfig.for_model, {**described, "experts_implementation": experts})
+        return transformers_config(
+            AutoConfig.for_model, {**described, "experts_implementation": experts}
+        )
 
 
 def mtp_config(config: Mapping[str, Any]) -> MtpConfig:

@@ -1,4 +1,6 @@
-"""One call's drafting by several MTP layers: layer `k` guesses at step `k`, each with a cache of its own."""
+"""One call's drafting by several MTP layers: layer `k` guesses at step `k`, each with a cache of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from ..reading import ReadingDrafting
 
 @dataclass
 class GuessedNode:
-    """A guessed token that some layers have read, those after the one that guessed it; or the text's last one, which all have.
+    """A guessed token that some layers have read, those after the one that guessed it; or the
+    text's last one, which all have.
 
     Attributes:
         depth: 0 after the text, -1 for its last token.
@@ -27,7 +30,8 @@ class GuessedNode:
 
 
 class StepDrafting(ReadingDrafting):
-    """One call's drafting by several layers, each of which reads tokens with the states of the layer before it.
+    """One call's drafting by several layers, each of which reads tokens with the states of the
+    layer before it.
 
     Args:
         models: the D layers, in their order.
@@ -35,7 +39,11 @@ class StepDrafting(ReadingDrafting):
     """
 
     def __init__(
-        self, models: Sequence[RowModel], config: SpeculationConfig, max_length: int, vocabulary: LongTensor | None = None
+        self,
+        models: Sequence[RowModel],
+        config: SpeculationConfig,
+        max_length: int,
+        vocabulary: LongTensor | None = None,
     ):
         super().__init__(models[0], config, max_length, vocabulary, extends=True)
         self.readers = [self.reader]
@@ -45,17 +53,22 @@ class StepDrafting(ReadingDrafting):
         self.nodes: list[list[GuessedNode]] = []
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Guess the token after each row by the first layer; the others read its states of the text."""
+        """Guess the token after each row by the first layer; the others read its states of the
+        text.
+        """
         guesses = super().propose(prefixes)
         for reader in self.readers[1:]:
             reader.read(prefixes, 1)
-        self.nodes = [[GuessedNode(-1, dict.fromkeys(range(len(self.readers)), -1))] for _ in prefixes]
+        self.nodes = [
+            [GuessedNode(-1, dict.fromkeys(range(len(self.readers)), -1))] for _ in prefixes
+        ]
         return guesses
 
     def join(self, other: Drafting) -> bool:
         """Implement `Drafting.join`."""
         return isinstance(other, StepDrafting) and all(
-            reader.join(joining) for reader, joining in zip(self.readers, other.readers, strict=True)
+            reader.join(joining)
+            for reader, joining in zip(self.readers, other.readers, strict=True)
         )
 
     def select(self, rows: list[int]) -> None:
@@ -64,25 +77,39 @@ class StepDrafting(ReadingDrafting):
             reader.select(rows)
 
     def fork(self, row: int, read: int) -> None:
-        """Keep nothing for later calls: a layer's last states went to the next one, which has read them."""
+        """Keep nothing for later calls: a layer's last states went to the next one, which has read
+        them.
+        """
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens; as `Extend`."""
-        above = [[nodes[1 + parent] for parent in row] for nodes, row in zip(self.nodes, parents, strict=True)]
+        above = [
+            [nodes[1 + parent] for parent in row]
+            for nodes, row in zip(self.nodes, parents, strict=True)
+        ]
         new = [[GuessedNode(parent.depth + 1) for parent in row] for row in above]
         logits: list[list[Tensor]] = [[torch.empty(0, device="cpu")] * len(row) for row in new]
         for layer, reader in enumerate(self.readers[1:], 1):
-            # What stands deeper has no state of the layer before: no guess after it needs this layer.
-            chosen = [[index for index, node in enumerate(row) if node.depth < layer] for row in new]
+            # What stands deeper has no state of the layer before: no guess after it needs this
+            # layer.
+            chosen = [
+                [index for index, node in enumerate(row) if node.depth < layer] for row in new
+            ]
             if not any(chosen):
                 continue
-            states, lengths = self.readers[layer - 1].states, [len(nodes) for nodes in reader.nodes.rows]
-            parent_nodes = [[above[row][index] for index in places] for row, places in enumerate(chosen)]
+            states = self.readers[layer - 1].states
+            lengths = [len(nodes) for nodes in reader.nodes.rows]
+            parent_nodes = [
+                [above[row][index] for index in places] for row, places in enumerate(chosen)
+            ]
             made = reader.read_nodes(
                 [row[places] for row, places in zip(tokens, chosen, strict=True)],
                 [[parent.indices[layer] for parent in row] for row in parent_nodes],
-                [[states[row][1 + parent.indices[layer - 1]] for parent in nodes] for row, nodes in enumerate(parent_nodes)],
+                [
+                    [states[row][1 + parent.indices[layer - 1]] for parent in nodes]
+                    for row, nodes in enumerate(parent_nodes)
+                ],
             )
             for row, places in enumerate(chosen):
                 for order, index in enumerate(places):

@@ -1,7 +1,9 @@
-"""MTP: layers of the target's own class that guess a token after the other (DeepSeek-V3, section 2.2; FastMTP).
+"""MTP: layers of the target's own class that guess a token after the other (DeepSeek-V3, section
+2.2; FastMTP).
 
-Row `t` is `eh_proj [enorm(E[token t + 1]); hnorm(h_t)]`, through one decoder layer and its norm, and guesses token `t + 2` by the
-target's head. `h_t` is the target's state after its final norm; for the next guess it is the layer's own, after its norm too.
+Row `t` is `eh_proj [enorm(E[token t + 1]); hnorm(h_t)]`, through one decoder layer and its norm,
+and guesses token `t + 2` by the target's head. `h_t` is the target's state after its final norm;
+for the next guess it is the layer's own, after its norm too.
 """
 
 from __future__ import annotations
@@ -33,9 +35,17 @@ from .config import MtpConfig, mtp_config
 from .drafting import StepDrafting
 
 PROJECTED = ("enorm", "hnorm", "eh_proj")
-NOTHING = "{} brings no MTP layers: `paradraft train mtp` makes one, and `paradraft train --help` names other drafters."
+NOTHING = (
+    "{} brings no MTP layers: `paradraft train mtp` makes one, and `paradraft train --help` names "
+    "other drafters."
+)
 FOLDER = "mtp_layers.0."  # of the speculators layout
-NAMES = {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"}
+NAMES = {
+    "enorm": "token_layernorm",
+    "hnorm": "hidden_layernorm",
+    "eh_proj": "input_proj",
+    "norm": "final_layernorm",
+}
 
 
 class MtpLayer(nn.Module):
@@ -48,7 +58,11 @@ class MtpLayer(nn.Module):
 
     def __init__(self, config: MtpConfig, weights: dict[str, Tensor] | None = None):
         super().__init__()
-        inner = None if weights is None else {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
+        inner = (
+            None
+            if weights is None
+            else {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
+        )
         if inner is not None and config.bare:
             inner["norm.weight"] = weights["enorm.weight"]  # for there is none
         self.stack = decoder_stack(config.layer, inner)
@@ -61,13 +75,19 @@ class MtpLayer(nn.Module):
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
         if weights is not None:
             for name in PROJECTED:
-                getattr(self, name).load_state_dict({"weight": weights[f"{name}.weight"].to(self.eh_proj.weight.dtype)})
+                getattr(self, name).load_state_dict(
+                    {"weight": weights[f"{name}.weight"].to(self.eh_proj.weight.dtype)}
+                )
             self.to(weights["eh_proj.weight"].dtype)
 
     def mix(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """Compute the layer's inputs `(B, M, hidden)`, of tokens' embeddings and the states of the tokens before."""
+        """Compute the layer's inputs `(B, M, hidden)`, of tokens' embeddings and the states of the
+        tokens before.
+        """
         embedded, states = self.enorm(embedded), self.hnorm(states)
-        return self.eh_proj(torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1))
+        return self.eh_proj(
+            torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1)
+        )
 
 
 class MtpStep(RowModel):
@@ -106,16 +126,29 @@ class MtpDrafter(FeatureDrafter):
     known_as = (MTP,)
     training_options = "MtpTraining"
 
-    def __init__(self, config: MtpConfig, weights: list[dict[str, Tensor]] | None = None, vocabulary: LongTensor | None = None):
+    def __init__(
+        self,
+        config: MtpConfig,
+        weights: list[dict[str, Tensor]] | None = None,
+        vocabulary: LongTensor | None = None,
+    ):
         target = config.target
         super().__init__(
-            ("normed",), target.hidden_size, target.hidden_size, target.num_hidden_layers, target.vocab_size, vocabulary
+            ("normed",),
+            target.hidden_size,
+            target.hidden_size,
+            target.num_hidden_layers,
+            target.vocab_size,
+            vocabulary,
         )
         self.mtp = config
         self.layers = nn.ModuleList(
-            MtpLayer(config, None if weights is None else weights[number]) for number in range(config.num_layers)
+            MtpLayer(config, None if weights is None else weights[number])
+            for number in range(config.num_layers)
         )
-        self.speculation_config = SpeculationConfig(self.most_drafts or config.num_draft_tokens or 5)
+        self.speculation_config = SpeculationConfig(
+            self.most_drafts or config.num_draft_tokens or 5
+        )
         self.eval()
 
     @property
@@ -124,8 +157,11 @@ class MtpDrafter(FeatureDrafter):
         return self.layers[0].stack
 
     @classmethod
-    def from_target(cls, target: PreTrainedModel, new: bool | None = False, vocabulary: LongTensor | None = None) -> MtpDrafter:
-        """Load the MTP layers that a target's own files bring, or make a new one, as a drafter that is attached to it.
+    def from_target(
+        cls, target: PreTrainedModel, new: bool | None = False, vocabulary: LongTensor | None = None
+    ) -> MtpDrafter:
+        """Load the MTP layers that a target's own files bring, or make a new one, as a drafter that
+        is attached to it.
 
         Args:
             target: as it was loaded from a folder or the Hub; its revision is taken.
@@ -140,7 +176,10 @@ class MtpDrafter(FeatureDrafter):
         drafter = None
         if not new:
             if not target.name_or_path:
-                raise ValueError(f"This {type(target).__name__} was not loaded from files, which would bring MTP layers.")
+                raise ValueError(
+                    f"This {type(target).__name__} was not loaded from files, which would bring "
+                    "MTP layers."
+                )
             checkpoint = Checkpoint(target.name_or_path, commit_of(target))
             drafter = cls._brought(checkpoint, config)
         if drafter is None and new is False:
@@ -151,36 +190,61 @@ class MtpDrafter(FeatureDrafter):
                 final_norm(drafter.stack).weight.copy_(final_scale(target))
         drafter.vocabulary = vocabulary
         device = next(
-            (parameter.device for parameter in layers_of(target)[-1].parameters() if not parameter.is_meta), target.device
+            (
+                parameter.device
+                for parameter in layers_of(target)[-1].parameters()
+                if not parameter.is_meta
+            ),
+            target.device,
         )
         drafter.to(device, target.dtype).attach(target)
         return drafter
 
     @classmethod
     def _brought(cls, checkpoint: Checkpoint, config: PreTrainedConfig) -> MtpDrafter | None:
-        """Load the MTP layers that a checkpoint of a target with this text config brings; None if it brings none."""
+        """Load the MTP layers that a checkpoint of a target with this text config brings; None if
+        it brings none.
+        """
         if (brought := mtp_tensors(checkpoint.files, config.num_hidden_layers)) is None:
             return None
-        tensors = checkpoint.tensors([theirs for layer in brought.layers for theirs in layer.values()])
+        tensors = checkpoint.tensors(
+            [theirs for layer in brought.layers for theirs in layer.values()]
+        )
         return cls._made(config, brought, tensors)
 
     @classmethod
     def _made(
-        cls, config: PreTrainedConfig, brought: MtpTensors, tensors: dict[str, Tensor], num_draft_tokens: int | None = None
+        cls,
+        config: PreTrainedConfig,
+        brought: MtpTensors,
+        tensors: dict[str, Tensor],
+        num_draft_tokens: int | None = None,
     ) -> MtpDrafter:
         layout = brought.layout
-        described = MtpConfig(config, len(brought.layers), layout.hidden_first, layout.bare, num_draft_tokens, layout.name)
-        weights = [unscaled({ours: tensors[theirs] for ours, theirs in layer.items()}) for layer in brought.layers]
+        described = MtpConfig(
+            config,
+            len(brought.layers),
+            layout.hidden_first,
+            layout.bare,
+            num_draft_tokens,
+            layout.name,
+        )
+        weights = [
+            unscaled({ours: tensors[theirs] for ours, theirs in layer.items()})
+            for layer in brought.layers
+        ]
         return cls(described, weights)
 
     @classmethod
     @names_folder
     def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> MtpDrafter:
-        """Load the MTP layers of a target's folder or repository, fetching only the files that hold them, or a trained one.
+        """Load the MTP layers of a target's folder or repository, fetching only the files that hold
+        them, or a trained one.
 
         Args:
             repo_or_dir: a target that brings such layers, or a folder in speculators' layout.
-            kwargs: as for `SavedDrafter.from_pretrained`; `config`: of a target whose own is not known to transformers.
+            kwargs: as for `SavedDrafter.from_pretrained`; `config`: of a target whose own is not
+                known to transformers.
 
         Raises:
             OSError: nothing loadable there.
@@ -190,36 +254,53 @@ class MtpDrafter(FeatureDrafter):
         described, _ = PreTrainedConfig.get_config_dict(repo_or_dir, **hub)
         if "speculators_model_type" in described:
             return super().from_pretrained(repo_or_dir, **kwargs)
-        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(repo_or_dir, trust_remote_code=False, **hub)
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
+            repo_or_dir, trust_remote_code=False, **hub
+        )
         checkpoint = Checkpoint(str(repo_or_dir), hub.get("revision"), hub.get("token"))
         if (drafter := cls._brought(checkpoint, config.get_text_config(decoder=True))) is None:
             raise ValueError(NOTHING.format(repo_or_dir))
-        return drafter.placed(**{name: value for name, value in kwargs.items() if name not in ("revision", "token")})
+        return drafter.placed(
+            **{name: value for name, value in kwargs.items() if name not in ("revision", "token")}
+        )
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> MtpDrafter:
         """Implement `FeatureDrafter.read_folder`, of speculators' layout."""
-        described, tensors = mtp_config(without(folder.config, ignore_keys)), weights_in(folder.path)
+        described = mtp_config(without(folder.config, ignore_keys))
+        tensors = weights_in(folder.path)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
         check_size(tensors, described.target, 1)
         drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
         if (offsets := tensors.get("d2t")) is not None:
-            drafter.vocabulary = vocabulary_of(offsets, tensors.get("t2d"), described.target.vocab_size)
+            drafter.vocabulary = vocabulary_of(
+                offsets, tensors.get("t2d"), described.target.vocab_size
+            )
         return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `FeatureDrafter.written`, in speculators' layout: one layer, which reads the embedding first."""
+        """Implement `FeatureDrafter.written`, in speculators' layout: one layer, which reads the
+        embedding first.
+        """
         if self.mtp.bare:
             raise ValueError(
-                f"Speculators' layout has a norm behind the layer, and {self.mtp.layout}'s none: keep its own files."
+                f"Speculators' layout has a norm behind the layer, and {self.mtp.layout}'s none: "
+                "keep its own files."
             )
         if len(self.layers) > 1:
-            raise ValueError(f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep its own files.")
+            raise ValueError(
+                f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep "
+                "its own files."
+            )
         layer = self.layers[0]
-        tensors = {f"{FOLDER}{NAMES[name]}.weight": getattr(layer, name).weight for name in PROJECTED}
+        tensors = {
+            f"{FOLDER}{NAMES[name]}.weight": getattr(layer, name).weight for name in PROJECTED
+        }
         if layer.hidden_first:
-            tensors[f"{FOLDER}{NAMES['eh_proj']}.weight"] = torch.cat(layer.eh_proj.weight.chunk(2, dim=1)[::-1], dim=1)
+            tensors[f"{FOLDER}{NAMES['eh_proj']}.weight"] = torch.cat(
+                layer.eh_proj.weight.chunk(2, dim=1)[::-1], dim=1
+            )
         for name, tensor in layer.stack.state_dict().items():
             if name.startswith("layers.0."):
                 tensors[FOLDER + name.removeprefix("layers.0.")] = tensor
@@ -248,7 +329,11 @@ class MtpDrafter(FeatureDrafter):
         return [
             ("kind", "a target that brings MTP layers"),
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
-            ("MTP layers", f"{len(brought.layers)}, of {count / 1e6:,.1f} million parameters, named as {brought.layout.name}'s"),
+            (
+                "MTP layers",
+                f"{len(brought.layers)}, of {count / 1e6:,.1f} million parameters, named as "
+                f"{brought.layout.name}'s",
+            ),
             ("use", "MtpDrafter.from_target(target), or --drafter mtp"),
         ]
 
@@ -258,7 +343,9 @@ class MtpDrafter(FeatureDrafter):
         return None if len(self.layers) == 1 else len(self.layers)
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
-        """Implement `FeatureDrafter.drafting`: by one layer again and again, or by each at its own step."""
+        """Implement `FeatureDrafter.drafting`: by one layer again and again, or by each at its own
+        step.
+        """
         steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
             return ReadingDrafting(steps[0], config, max_length, self.vocabulary, extends=True)

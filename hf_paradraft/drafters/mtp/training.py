@@ -1,4 +1,6 @@
-"""Train an MTP layer on a frozen target: one that it brings, or a new one; fed with its own states (FastMTP, section 3)."""
+"""Train an MTP layer on a frozen target: one that it brings, or a new one; fed with its own states
+(FastMTP, section 3).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from .model import MtpDrafter, MtpStep
 
 @dataclass(kw_only=True)
 class MtpTraining(UnrolledTraining):
-    """Train the MTP layer that a target brings, or a new one of its kind, which guesses one token after the other."""
+    """Train the MTP layer that a target brings, or a new one of its kind, which guesses one token
+    after the other.
+    """
 
     kind: ClassVar[str] = "mtp"
     drafter: ClassVar[type[MtpDrafter]] = MtpDrafter
@@ -20,7 +24,9 @@ class MtpTraining(UnrolledTraining):
     fading: ClassVar[float] = 0.6  # 0.51, 0.31 and 0.18 of three steps
 
     learning_rate: float = option("Peak learning rate; a new layer wants 2e-3.", 5e-4, above=0)
-    num_draft_tokens: int = option("K: tokens drafted one after the other, in training too.", 3, least=1)
+    num_draft_tokens: int = option(
+        "K: tokens drafted one after the other, in training too.", 3, least=1
+    )
     new: bool = option("A new layer, even where the target brings one.", False)
 
     def check(self) -> None:
@@ -31,13 +37,18 @@ class MtpTraining(UnrolledTraining):
 
     def start(self, inputs: RunInputs) -> MtpDrafter:
         """Implement `UnrolledTraining.start`."""
-        return MtpDrafter.from_target(inputs.model, self.new or None, self.vocabulary(inputs)).float()
+        return MtpDrafter.from_target(
+            inputs.model, self.new or None, self.vocabulary(inputs)
+        ).float()
 
     @classmethod
     def check_drafter(cls, drafter: MtpDrafter) -> None:
         """Implement `TrainingOptions.check_drafter`: one layer is trained."""
         if len(drafter.layers) > 1:
-            raise ValueError(f"The target brings {len(drafter.layers)} MTP layers: one is trained. Pass --new for a new one.")
+            raise ValueError(
+                f"The target brings {len(drafter.layers)} MTP layers: one is trained. Pass --new "
+                "for a new one."
+            )
 
     def model(self, drafter: MtpDrafter) -> MtpStep:
         """Implement `UnrolledTraining.model`."""

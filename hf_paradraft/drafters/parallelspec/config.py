@@ -19,7 +19,14 @@ from ..layers import describe_layers
 
 STYLES = ("medusa", "eagle")
 # Of a layer, what makes its states other ones; some models have no such thing.
-SIZES = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size", "rms_norm_eps", "rope_parameters")
+SIZES = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "intermediate_size",
+    "rms_norm_eps",
+    "rope_parameters",
+)
 Style = Literal["medusa", "eagle"]
 
 
@@ -31,7 +38,8 @@ class ParallelSpecConfig(PreTrainedConfig):
         style: `medusa` reads tokens alone, `eagle` the target's normed states too.
         num_masks: M; a forward guesses M + 1 tokens.
         draft_vocab_size: V', where fewer tokens than the target's are guessed.
-        fingerprint, layer_fingerprint, target_layers: of the target, from `identity`; older drafters have the first one alone.
+        fingerprint, layer_fingerprint, target_layers: of the target, from `identity`; older
+            drafters have the first one alone.
         kwargs: as for `PreTrainedConfig`.
 
     Raises:
@@ -55,10 +63,13 @@ class ParallelSpecConfig(PreTrainedConfig):
             raise ValueError(f"style is {style!r}; it has to be one of {', '.join(STYLES)}.")
         if kwargs.pop("markov_rank", 0):
             raise ValueError(
-                "This ParallelSpec drafter has a head on the token before, as versions up to 0.3 made them: train it again."
+                "This ParallelSpec drafter has a head on the token before, as versions up to 0.3 "
+                "made them: train it again."
             )
         if num_masks < 1:
-            raise ValueError(f"A ParallelSpec drafter needs a mask at least, but num_masks is {num_masks}.")
+            raise ValueError(
+                f"A ParallelSpec drafter needs a mask at least, but num_masks is {num_masks}."
+            )
         self.layers, self.style, self.num_masks = dict(layers or {}), style, num_masks
         self.draft_vocab_size, self.fingerprint = draft_vocab_size, fingerprint
         self.layer_fingerprint, self.target_layers = layer_fingerprint, target_layers
@@ -86,7 +97,8 @@ class ParallelSpecConfig(PreTrainedConfig):
 
 @torch.no_grad()
 def identity(target: PreTrainedModel) -> dict[str, Any]:
-    """Identify a target among others of the same sizes: its number of layers, and a hash of some weights.
+    """Identify a target among others of the same sizes: its number of layers, and a hash of some
+    weights.
 
     The hashes are None where weights are packed. Layers before the last one are not looked at.
     """
@@ -96,7 +108,9 @@ def identity(target: PreTrainedModel) -> dict[str, Any]:
         embedding = _hashed([_numbers(table.weight)])
     return {
         "fingerprint": embedding,
-        "layer_fingerprint": None if packed else _hashed([numbers for part in last.modules() for numbers in _own_numbers(part)]),
+        "layer_fingerprint": None
+        if packed
+        else _hashed([numbers for part in last.modules() for numbers in _own_numbers(part)]),
         "target_layers": len(layers_of(target)),
     }
 
@@ -115,16 +129,26 @@ def _numbers(weight: Tensor) -> bytes | None:
 
 def _hashed(numbers: list[bytes | None]) -> str | None:
     present = [number for number in numbers if number is not None]
-    return hashlib.sha256(b"".join(present)).hexdigest()[:16] if len(present) == len(numbers) else None
+    return (
+        hashlib.sha256(b"".join(present)).hexdigest()[:16] if len(present) == len(numbers) else None
+    )
 
 
 def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
-    """List in words how a target differs from the one that a drafter was made for, as far as both are known."""
+    """List in words how a target differs from the one that a drafter was made for, as far as both
+    are known.
+    """
     ours, theirs = (
         config.layers,
-        describe_layers(target.config.get_text_config(decoder=True), config.layer_config.num_hidden_layers),
+        describe_layers(
+            target.config.get_text_config(decoder=True), config.layer_config.num_hidden_layers
+        ),
     )
-    differing = [f"{name} {ours[name]}, not {theirs[name]}" for name in SIZES if not _alike(ours.get(name), theirs.get(name))]
+    differing = [
+        f"{name} {ours[name]}, not {theirs[name]}"
+        for name in SIZES
+        if not _alike(ours.get(name), theirs.get(name))
+    ]
     target_identity = identity(target)
     if not _alike(config.target_layers, target_identity["target_layers"]):
         differing.append(f"{config.target_layers} layers, not {target_identity['target_layers']}")

@@ -1,8 +1,9 @@
-"""ParallelSpec: one decoder layer on the target's own embedding and head, and M masks (Xiao et al., 2024, section 3).
+"""ParallelSpec: one decoder layer on the target's own embedding and head, and M masks (Xiao et al.,
+2024, section 3).
 
-A text is read once, and after it the masks, all in one forward: the last token's row guesses the next token, mask `k` the one at
-distance `k + 1`. *Medusa-style* drafters read tokens alone; *EAGLE-style* ones each token with the normed state that the target
-had at the token before.
+A text is read once, and after it the masks, all in one forward: the last token's row guesses the
+next token, mask `k` the one at distance `k + 1`. *Medusa-style* drafters read tokens alone;
+*EAGLE-style* ones each token with the normed state that the target had at the token before.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return folder.config.get("model_type") == ParallelSpecConfig.model_type
 
     @classmethod
-    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> ParallelSpecDrafter:
+    def read_folder(
+        cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()
+    ) -> ParallelSpecDrafter:
         """Implement `FeatureDrafter.read_folder`, of its own layout."""
         config, tensors = ParallelSpecConfig.from_dict(folder.config), weights_in(folder.path)
         check_size(tensors, config.layer_config)
@@ -79,9 +82,20 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `FeatureDrafter.written`, in its own layout: config, layers, masks and mix."""
-        tensors = self.state_dict() if self.vocabulary is None else {**self.state_dict(), VOCABULARY: self.vocabulary}
-        said = {name: getattr(self.config, name) for name in ("model_type", "layers", "style", "num_masks")}
-        return {**self.config.to_diff_dict(), **said, "dtype": str(self.dtype).removeprefix("torch.")}, tensors
+        tensors = (
+            self.state_dict()
+            if self.vocabulary is None
+            else {**self.state_dict(), VOCABULARY: self.vocabulary}
+        )
+        said = {
+            name: getattr(self.config, name)
+            for name in ("model_type", "layers", "style", "num_masks")
+        }
+        return {
+            **self.config.to_diff_dict(),
+            **said,
+            "dtype": str(self.dtype).removeprefix("torch."),
+        }, tensors
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`: no other engine reads its layout."""
@@ -101,8 +115,15 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         layers, size = config.get("layers") or {}, config.get("draft_vocab_size")
         return [
             ("style", config.get("style")),
-            ("reads", "the normed last state" if config.get("style") == "eagle" else "tokens alone"),
-            ("own layers", f"{layers.get('num_hidden_layers')} × {layers.get('hidden_size')} of {layers.get('model_type')}"),
+            (
+                "reads",
+                "the normed last state" if config.get("style") == "eagle" else "tokens alone",
+            ),
+            (
+                "own layers",
+                f"{layers.get('num_hidden_layers')} × {layers.get('hidden_size')} of "
+                f"{layers.get('model_type')}",
+            ),
             ("masks", f"{config.get('num_masks')}, so {config.get('num_masks', 0) + 1} guesses"),
             ("guesses ids", f"{size or layers.get('vocab_size')} of {layers.get('vocab_size')}"),
         ]
@@ -116,7 +137,8 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         num_layers: int = 1,
         vocabulary: LongTensor | None = None,
     ) -> ParallelSpecDrafter:
-        """Make an untrained drafter for `target`, attached to it; its final norm is a copy of the target's.
+        """Make an untrained drafter for `target`, attached to it; its final norm is a copy of the
+        target's.
 
         Args:
             target: a decoder-only causal LM.
@@ -126,22 +148,36 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
 
         Raises:
-            ValueError: a target without layers of full attention that take explicit masks, or layers of experts.
+            ValueError: a target without layers of full attention that take explicit masks, or
+                layers of experts.
         """
         size = None if vocabulary is None else len(vocabulary)
         described = describe_layers(target.config.get_text_config(decoder=True), num_layers)
         config = ParallelSpecConfig(described, style, num_masks, size, **identity(target))
         drafter = cls(config, vocabulary)
         if any("experts" in name for name, _ in drafter.stack.named_parameters()):
-            raise ValueError(f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter needs a dense one.")
+            raise ValueError(
+                f"{type(target).__name__} has layers of experts alone: a ParallelSpec drafter "
+                "needs a dense one."
+            )
         norm, table = final_norm(decoder_of(target)), target.get_input_embeddings()
-        with torch.no_grad(), align_module_device(norm), align_module_device(table):  # an offloaded target's are fetched
-            for parameter, theirs in zip(final_norm(drafter.stack).parameters(), norm.parameters(), strict=True):
+        # an offloaded target's are fetched
+        with (
+            torch.no_grad(),
+            align_module_device(norm),
+            align_module_device(table),
+        ):
+            for parameter, theirs in zip(
+                final_norm(drafter.stack).parameters(), norm.parameters(), strict=True
+            ):
                 parameter.copy_(theirs)
             scale = float(table.weight.float().std())
             drafter.mask_embeddings.mul_(scale / 0.02)
-            if drafter.mix is not None:  # states are normed and embeddings are not: neither is to drown the other
-                drafter.mix.weight[:, config.hidden_size :] *= scale / float(final_scale(target).square().mean().sqrt())
+            # states are normed and embeddings are not: neither is to drown the other
+            if drafter.mix is not None:
+                drafter.mix.weight[:, config.hidden_size :] *= scale / float(
+                    final_scale(target).square().mean().sqrt()
+                )
         drafter = drafter.to(input_device(target)).eval()
         drafter.attach(target)
         return drafter
@@ -152,13 +188,15 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return self.config.num_masks + 1
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Implement `FeatureDrafter.attach`; another target than it was made for is served, and named."""
+        """Implement `FeatureDrafter.attach`; another target than it was made for is served, and
+        named.
+        """
         known = self.view_of(target).target_head
         super().attach(target)
         if self.target_head is not known and (differing := differences(self.config, target)):
             logger.warning(
-                "This ParallelSpec drafter was made for another target (with %s): the output stays the target's, but fewer "
-                "guesses will be right.",
+                "This ParallelSpec drafter was made for another target (with %s): the output stays "
+                "the target's, but fewer guesses will be right.",
                 "; ".join(differing),
             )
 
@@ -191,7 +229,8 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             position_ids, depths: int64 `(B, R)`, depth -1 for padding.
             attention_mask: bool `(B, 1, R, R)`.
             columns: int64 `(C,)`, of the rows whose guesses are wanted.
-            features: `(B, R, hidden)`, what belongs to the token before each row of depth 0; EAGLE-style.
+            features: `(B, R, hidden)`, what belongs to the token before each row of depth 0;
+                EAGLE-style.
 
         Returns:
             Logits `(B, C, V')`, and normed states `(B, C, hidden)`.
@@ -202,18 +241,30 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         if attention_of(self.stack) == "eager":  # adds its mask
             attention_mask = additive(attention_mask, inputs.dtype)
         states = self.stack(
-            inputs_embeds=inputs, attention_mask=attention_mask, position_ids=position_ids, use_cache=False
+            inputs_embeds=inputs,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            use_cache=False,
         ).last_hidden_state[:, columns]
         return self.logits(states), states
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> Tensor:
-        """Implement `FeatureDrafter.draft_logits`, for at most M + 1 tokens; Medusa-style ones read no features.
+        """Implement `FeatureDrafter.draft_logits`, for at most M + 1 tokens; Medusa-style ones read
+        no features.
 
         Raises:
             ValueError: more guesses than masks, or features that are missing.
         """
-        if (count := num_draft_tokens or self.speculation_config.num_draft_tokens) > self.most_drafts:
-            raise ValueError(f"{count} guesses of a drafter with {self.config.num_masks} masks: at most {self.most_drafts}.")
+        if (
+            count := num_draft_tokens or self.speculation_config.num_draft_tokens
+        ) > self.most_drafts:
+            raise ValueError(
+                f"{count} guesses of a drafter with {self.config.num_masks} masks: at most "
+                f"{self.most_drafts}."
+            )
         return super().draft_logits(input_ids, features, count)

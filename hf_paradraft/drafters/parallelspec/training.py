@@ -1,4 +1,6 @@
-"""Train a ParallelSpec drafter: group-wise rows, as PARD's, on the target's own embedding and head (section 3.2)."""
+"""Train a ParallelSpec drafter: group-wise rows, as PARD's, on the target's own embedding and head
+(section 3.2).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from .model import ParallelSpecDrafter
 
 
 class ParallelSpecTrainer(RowTrainer):
-    """The paper's losses: cross-entropy through the target's head, EAGLE-style with SmoothL1 on its states; or total variation.
+    """The paper's losses: cross-entropy through the target's head, EAGLE-style with SmoothL1 on its
+    states; or total variation.
 
     Args:
         model: attached to its target.
@@ -42,7 +45,9 @@ class ParallelSpecTrainer(RowTrainer):
         loss: Loss = "ce",
         **kwargs: Any,
     ):
-        super().__init__(model, args, RowCollator(0, cod, args.seed, True, model.vocabulary), **kwargs)
+        super().__init__(
+            model, args, RowCollator(0, cod, args.seed, True, model.vocabulary), **kwargs
+        )
         self.states, self.decay, self.loss = states, decay, loss
 
     def row_losses(
@@ -55,7 +60,8 @@ class ParallelSpecTrainer(RowTrainer):
             text = inputs["depths"] == 0  # whose rows come first
             states = self.states(inputs["input_ids"][:, text.any(0)], text.sum(1))
         if drafter.reads_features:
-            # With each token of a text the state at the token before; nothing with the first, and masks.
+            # With each token of a text the state at the token before; nothing with the first, and
+            # masks.
             masks = inputs["input_ids"].shape[1] - states["normed"].shape[1]
             features = F.pad(states["normed"][:, :-1].to(drafter.dtype), (0, 0, 1, masks))
         logits, guessed = model(**inputs, columns=columns, features=features)
@@ -64,8 +70,12 @@ class ParallelSpecTrainer(RowTrainer):
             learned = (labels != IGNORED).nonzero(as_tuple=True)
             rows, places = learned[0], inputs["position_ids"][:, columns][learned]
             if self.loss == "tv":
-                rejected = rejection(logits[learned], self.states.probabilities(states, rows, places))
-                losses = losses.index_put(learned, mixed("tv", logits[learned], labels[learned], rejected))
+                rejected = rejection(
+                    logits[learned], self.states.probabilities(states, rows, places)
+                )
+                losses = losses.index_put(
+                    learned, mixed("tv", logits[learned], labels[learned], rejected)
+                )
             if drafter.reads_features:
                 wanted = states["normed"][rows, places].float()
                 near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
@@ -75,19 +85,29 @@ class ParallelSpecTrainer(RowTrainer):
 
 @dataclass(kw_only=True)
 class ParallelSpecTraining(TargetTraining):
-    """Train one decoder layer on a target's own embedding and head, which guesses several tokens in one forward."""
+    """Train one decoder layer on a target's own embedding and head, which guesses several tokens in
+    one forward.
+    """
 
     kind: ClassVar[str] = "parallelspec"
-    example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --style eagle"
+    example: ClassVar[str] = (
+        "--target DIR --train-file answers.jsonl --output-dir OUT --style eagle"
+    )
     recorded: ClassVar[tuple[str, ...]] = ("style", "num_masks", "cod_ratio", "decay")
 
     lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "linear")
     style: Style = option("medusa: reads tokens alone; eagle: the target's states too.", "medusa")
     num_masks: int = option("M: a forward guesses M + 1 tokens.", 4, least=1)
     num_layers: int = option("Layers of the drafter.", 1, least=1)
-    cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 1.0, above=0, most=1)
-    cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
-    decay: float = option("λ: each further guess weighs λ times the one before.", 1.0, above=0, most=1)
+    cod_ratio: float = option(
+        "r of conditional output dropping; 1 keeps every row.", 1.0, above=0, most=1
+    )
+    cod_min_ratio: float = option(
+        "r_min, the least share of rows of a depth.", 0.2, above=0, most=1
+    )
+    decay: float = option(
+        "λ: each further guess weighs λ times the one before.", 1.0, above=0, most=1
+    )
     loss: Loss = option(LOSSES, "ce")
 
     @property
@@ -98,7 +118,9 @@ class ParallelSpecTraining(TargetTraining):
     def untrained(self, inputs: RunInputs) -> ParallelSpecDrafter:
         """Implement `TrainingOptions.untrained`."""
         vocabulary = self.vocabulary(inputs)
-        return ParallelSpecDrafter.from_target(inputs.model, self.style, self.num_masks, self.num_layers, vocabulary).float()
+        return ParallelSpecDrafter.from_target(
+            inputs.model, self.style, self.num_masks, self.num_layers, vocabulary
+        ).float()
 
     def trainer(self, drafter: ParallelSpecDrafter, inputs: RunInputs) -> ParallelSpecTrainer:
         """Implement `TrainingOptions.trainer`."""

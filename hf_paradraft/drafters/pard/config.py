@@ -3,14 +3,24 @@
 from transformers import GenerationConfig, PreTrainedConfig
 
 NO_MASK = (
-    "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is not a PARD drafter yet. To make "
-    "one of it, PardDrafter.from_causal_lm(model, mask_token_id=…) and train it; to draft with it as it is, one token a forward, "
+    "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is "
+    "not a PARD drafter yet. To make one of it, PardDrafter.from_causal_lm(model, mask_token_id=…) "
+    "and train it; to draft with it as it is, one token a forward, "
     "AutoregressiveDrafter.from_causal_lm(model)."
 )
 # AMD's code and TensorRT-LLM read `pard_token`, vLLM reads any of the three.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_h",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
 
 
 def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = None) -> int:
@@ -23,21 +33,28 @@ def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = Non
     Raises:
         ValueError: there is none, keys disagree, or the id has no embedding.
     """
-    written = {key: getattr(config, key) for key in MASK_KEYS if getattr(config, key, None) is not None}
+    written = {
+        key: getattr(config, key) for key in MASK_KEYS if getattr(config, key, None) is not None
+    }
     if mask_token_id is None:
         if not written:
             raise ValueError(NO_MASK)
         if len(set(written.values())) > 1:
             raise ValueError(
-                f"The config names different mask tokens ({', '.join(f'{k}={v}' for k, v in written.items())}): "
-                "say which one was trained with mask_token_id=…."
+                "The config names different mask tokens "
+                f"({', '.join(f'{k}={v}' for k, v in written.items())}): say which one was trained "
+                "with mask_token_id=…."
             )
         mask_token_id = next(iter(written.values()))
     vocab_size = config.get_text_config().vocab_size
-    if isinstance(mask_token_id, bool) or not isinstance(mask_token_id, int) or not 0 <= mask_token_id < vocab_size:
+    if (
+        isinstance(mask_token_id, bool)
+        or not isinstance(mask_token_id, int)
+        or not 0 <= mask_token_id < vocab_size
+    ):
         raise ValueError(
-            f"Mask token id {mask_token_id!r} has no embedding: the model's ids are 0 … {vocab_size - 1}. "
-            "Use an unused id, or resize the embedding first."
+            f"Mask token id {mask_token_id!r} has no embedding: the model's ids are 0 … "
+            f"{vocab_size - 1}. Use an unused id, or resize the embedding first."
         )
     return mask_token_id
 
@@ -50,7 +67,9 @@ def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
 
 
 def mend_sampling(config: GenerationConfig) -> None:
-    """Take out of a greedy config how to sample: many models come so, and transformers does not save them again."""
+    """Take out of a greedy config how to sample: many models come so, and transformers does not
+    save them again.
+    """
     if not config.do_sample:
         for name in SAMPLING:
             setattr(config, name, None)

@@ -1,4 +1,6 @@
-"""`PardDrafter`: any causal LM of transformers with a mask token, able to guess K tokens in one forward."""
+"""`PardDrafter`: any causal LM of transformers with a mask token, able to guess K tokens in one
+forward.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,12 @@ from .pard2 import FILE, ProjectedFeatures, Projection
 
 
 class PardDrafter(SavedDrafter):
-    """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it is made from.
+    """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it
+    is made from.
 
-    The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it is.
-    Plain `generate` stays ordinary decoding; as `assistant_model` of a target it drafts.
+    The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code
+    load it as it is. Plain `generate` stays ordinary decoding; as `assistant_model` of a target it
+    drafts.
 
     Attributes:
         mask_token_id: id of the mask token.
@@ -46,8 +50,16 @@ class PardDrafter(SavedDrafter):
     training_options = "PardTraining"
     made_from = "base_model"
     has_tokenizer = True
-    fits = "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same vocabulary size"
-    model_tags: ClassVar[list[str]] = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
+    fits = (
+        "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same "
+        "vocabulary size"
+    )
+    model_tags: ClassVar[list[str]] = [
+        "speculative-decoding",
+        "draft-model",
+        "assisted-generation",
+        "paradraft",
+    ]
 
     config: PreTrainedConfig
     device: torch.device
@@ -59,23 +71,34 @@ class PardDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`: a causal LM whose config names a mask token, and that is of no other kind."""
+        """Implement `SavedDrafter.recognises`: a causal LM whose config names a mask token, and
+        that is of no other kind.
+        """
         if folder.holds(ADAPTER):
             return False
         names_a_mask = any(folder.config.get(key) is not None for key in MASK_KEYS)
         other = folder.provenance.get("kind", cls.kind) != cls.kind
-        return folder.identified == PARD2 or (folder.identified is None and names_a_mask and not other)
+        return folder.identified == PARD2 or (
+            folder.identified is None and names_a_mask and not other
+        )
 
     @classmethod
     def load_folder(
-        cls, folder: DrafterFolder, *args: Any, mask_token_id: int | None = None, target_independent: bool = False, **kwargs: Any
+        cls,
+        folder: DrafterFolder,
+        *args: Any,
+        mask_token_id: int | None = None,
+        target_independent: bool = False,
+        **kwargs: Any,
     ) -> PardDrafter:
-        """Load the drafter in a folder, in AMD's published format or saved by this library; PARD-2 too.
+        """Load the drafter in a folder, in AMD's published format or saved by this library; PARD-2
+        too.
 
         Args:
             folder: with its files.
             mask_token_id: overrides what the config says.
-            target_independent: draft without the target's hidden states, where a PARD-2 drafter would read them.
+            target_independent: draft without the target's hidden states, where a PARD-2 drafter
+                would read them.
             args, kwargs: as for `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
@@ -84,32 +107,50 @@ class PardDrafter(SavedDrafter):
         """
         if "draft_vocab_size" in folder.config:
             raise ValueError(
-                f"{folder} guesses some of its target's tokens alone (paradraft shrink --vocab of version 0.3): train an MTP "
-                "layer, which is faster, or load it with that version."
+                f"{folder} guesses some of its target's tokens alone (paradraft shrink --vocab of "
+                "version 0.3): train an MTP layer, which is faster, or load it with that version."
             )
         tensor_names(folder.path)
         if not (reads_features := folder.identified == PARD2):
             refuse_foreign(folder.identified)
-        projection = Projection.read(folder.path, folder.config) if reads_features and not target_independent else None
-        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(folder.path, trust_remote_code=False)
+        projection = (
+            Projection.read(folder.path, folder.config)
+            if reads_features and not target_independent
+            else None
+        )
+        config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
+            folder.path, trust_remote_code=False
+        )
         for name in kwargs.keys() & config.to_dict().keys() - {"dtype", "quantization_config"}:
             setattr(config, name, kwargs.pop(name))
         mask_token_id = read_mask_token_id(config, mask_token_id)
         drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
-        load, name = super(SavedDrafter, drafter_type).from_pretrained, drafter_type.__bases__[1].__name__
-        drafter = _prepare(load_whole(load, name, folder.path, config, args, kwargs), mask_token_id, str(folder))
-        if projection is not None and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]:
-            raise ValueError(f"{folder}: the projection's width is not that of the drafter's embedding: it is another drafter's.")
+        load = super(SavedDrafter, drafter_type).from_pretrained
+        name = drafter_type.__bases__[1].__name__
+        drafter = _prepare(
+            load_whole(load, name, folder.path, config, args, kwargs), mask_token_id, str(folder)
+        )
+        if (
+            projection is not None
+            and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]
+        ):
+            raise ValueError(
+                f"{folder}: the projection's width is not that of the drafter's embedding: it is "
+                "another drafter's."
+            )
         drafter.projection = projection
         return drafter
 
     @classmethod
-    def from_causal_lm(cls, model: PreTrainedModel | str | Path, mask_token_id: int | None = None, **kwargs: Any) -> PardDrafter:
+    def from_causal_lm(
+        cls, model: PreTrainedModel | str | Path, mask_token_id: int | None = None, **kwargs: Any
+    ) -> PardDrafter:
         """Turn a causal LM into a PARD drafter, untrained unless the model was one already.
 
         Args:
             model: a loaded model, whose weights are shared and not copied, or a folder or Hub id.
-            mask_token_id: an id with an embedding that ordinary text does not use; default: what the config says.
+            mask_token_id: an id with an embedding that ordinary text does not use; default: what
+                the config says.
             kwargs: for `from_pretrained`, if `model` is a name.
 
         Raises:
@@ -122,7 +163,8 @@ class PardDrafter(SavedDrafter):
         drafter_type = drafter_class(type(model.config))  # type: ignore[arg-type]  # a class is hashable
         if not issubclass(drafter_type, type(model)):
             raise ValueError(
-                f"{type(model).__name__} is not the causal LM of its config; load it with AutoModelForCausalLM first."
+                f"{type(model).__name__} is not the causal LM of its config; load it with "
+                "AutoModelForCausalLM first."
             )
         drafter = drafter_type.__new__(drafter_type)
         drafter.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
@@ -131,9 +173,14 @@ class PardDrafter(SavedDrafter):
         return _prepare(drafter, mask_token_id, model.name_or_path)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Save a plain causal LM whose config tells every engine the mask token; see `PreTrainedModel.save_pretrained`."""
+        """Save a plain causal LM whose config tells every engine the mask token; see
+        `PreTrainedModel.save_pretrained`.
+        """
         check_merged(self)
-        self.config.paradraft = {**self.paradraft, "speculation_config": asdict(self.speculation_config)}
+        self.config.paradraft = {
+            **self.paradraft,
+            "speculation_config": asdict(self.speculation_config),
+        }
         super(SavedDrafter, self).save_pretrained(folder, **kwargs)
         if self.projection is not None:
             self.projection.save(folder)
@@ -145,7 +192,9 @@ class PardDrafter(SavedDrafter):
         if folder.identified != PARD2:
             refuse_foreign(folder.identified)
         elif not folder.holds(FILE):
-            raise ValueError(f"{folder} is a PARD-2 drafter without {FILE}: load it and save_pretrained it.")
+            raise ValueError(
+                f"{folder} is a PARD-2 drafter without {FILE}: load it and save_pretrained it."
+            )
         read_mask_token_id(AutoConfig.from_pretrained(folder.path, trust_remote_code=False))
 
     @classmethod
@@ -154,9 +203,19 @@ class PardDrafter(SavedDrafter):
         described = transformers_config(AutoConfig.for_model, config)
         provenance, size = provenance_of(config), described.get_text_config().vocab_size
         training, options = provenance["training"], provenance.get("speculation_config") or {}
-        tau, reads = training.get("acceptance", {}).get("mean_emitted"), config.get("pard2_target_layers")
+        tau = training.get("acceptance", {}).get("mean_emitted")
+        reads = config.get("pard2_target_layers")
         return [
-            *([] if reads is None else [("reads", f"entries {reads} of the target's hidden states, -1 the normed last one")]),
+            *(
+                []
+                if reads is None
+                else [
+                    (
+                        "reads",
+                        f"entries {reads} of the target's hidden states, -1 the normed last one",
+                    )
+                ]
+            ),
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
             ("mask token", read_mask_token_id(described)),
             ("guesses ids", size),
@@ -168,9 +227,13 @@ class PardDrafter(SavedDrafter):
 
     @property
     def paradraft(self) -> dict[str, Any]:  # type: ignore[override]
-        """The library's section of `config.json`: how to use the drafter, how it was trained, its measurements."""
+        """The library's section of `config.json`: how to use the drafter, how it was trained, its
+        measurements.
+        """
         section = getattr(self.config, "paradraft", None)
-        return section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
+        return (
+            section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
+        )
 
     def attach(self, target: PreTrainedModel) -> None:
         """Check the target where its hidden states are read.
@@ -181,10 +244,13 @@ class PardDrafter(SavedDrafter):
         if self.projection is None:
             return
         self.projection.keys(target)
-        if (size := target.config.get_text_config().hidden_size) != self.projection.target_hidden_size:
+        if (
+            size := target.config.get_text_config().hidden_size
+        ) != self.projection.target_hidden_size:
             raise ValueError(
-                f"This PARD-2 drafter reads hidden states of {self.projection.target_hidden_size} numbers, and the target's have "
-                f"{size}: it was made for another target. from_pretrained(…, target_independent=True) drafts without them."
+                f"This PARD-2 drafter reads hidden states of {self.projection.target_hidden_size} "
+                f"numbers, and the target's have {size}: it was made for another target. "
+                "from_pretrained(…, target_independent=True) drafts without them."
             )
         remember_target(self, target)
 
@@ -200,18 +266,26 @@ class PardDrafter(SavedDrafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return ReadingDrafting(ProjectedFeatures(self, target), self.speculation_config, max_length)
+            return ReadingDrafting(
+                ProjectedFeatures(self, target), self.speculation_config, max_length
+            )
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return ReadingDrafting(CausalRows(self, masks, self.mask_token_id), self.speculation_config, max_length)
+        return ReadingDrafting(
+            CausalRows(self, masks, self.mask_token_id), self.speculation_config, max_length
+        )
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, torch.Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, torch.Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> torch.Tensor:
         """Compute logits of the next tokens after a whole prefix, without caches.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.
-            features: a PARD-2 drafter's, by key, `(B, n - 1, d_t)`: the newest token has none. Others read none.
+            features: a PARD-2 drafter's, by key, `(B, n - 1, d_t)`: the newest token has none.
+                Others read none.
             num_draft_tokens: K; default: as configured.
 
         Returns:
@@ -220,7 +294,9 @@ class PardDrafter(SavedDrafter):
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         if self.projection is not None:
             if (target := last_target(self)) is None:
-                raise ValueError("A PARD-2 drafter reads its target's hidden states: attach(target) first.")
+                raise ValueError(
+                    "A PARD-2 drafter reads its target's hidden states: attach(target) first."
+                )
             drafting = ReadingDrafting(ProjectedFeatures(self, target), SpeculationConfig(), 0)
             return drafting.logits_behind(input_ids.to(self.device), features, count)
         return logits_after(self, input_ids, [self.mask_token_id] * (count - 1))
@@ -238,13 +314,17 @@ def _rebuild(config_class: type[PreTrainedConfig], state: dict[str, Any]) -> Par
 
 @cache
 def drafter_class(config_class: Any) -> type[PardDrafter]:
-    """Make the causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own name.
+    """Make the causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own
+    name.
 
     Raises:
         ValueError: transformers has no causal LM for it.
     """
     if config_class not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"transformers has no causal language model for {config_class.__name__}; a drafter must be one.")
+        raise ValueError(
+            f"transformers has no causal language model for {config_class.__name__}; a drafter "
+            "must be one."
+        )
     base = MODEL_FOR_CAUSAL_LM_MAPPING[config_class]
     return type(base.__name__, (PardDrafter, base), {"__module__": base.__module__})
 
@@ -252,11 +332,14 @@ def drafter_class(config_class: Any) -> type[PardDrafter]:
 def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter:
     write_mask_token_id(drafter.config, mask_token_id)
     drafter.mask_token_id = mask_token_id
-    drafter.speculation_config = SpeculationConfig.from_saved(drafter.paradraft.get("speculation_config"))
+    drafter.speculation_config = SpeculationConfig.from_saved(
+        drafter.paradraft.get("speculation_config")
+    )
     drafter.last_stats = None
     drafter.config.name_or_path = name
     drafter.name_or_path = name
-    # What transformers' own assisted loop asks its assistant for: K tokens a round, always, however unsure.
+    # What transformers' own assisted loop asks its assistant for: K tokens a round, always, however
+    # unsure.
     mend_sampling(drafter.generation_config)
     drafter.generation_config.num_assistant_tokens = drafter.speculation_config.num_draft_tokens
     drafter.generation_config.num_assistant_tokens_schedule = "constant"

@@ -1,6 +1,8 @@
-"""PARD-2: a PARD drafter whose input embeddings carry what the target thought of the token before (PARD-2, AMD, 2026).
+"""PARD-2: a PARD drafter whose input embeddings carry what the target thought of the token before
+(PARD-2, AMD, 2026).
 
-Token `t` is read as `embed(x_t) + scale · proj(h_{t-1})`, with zeros before the first; the masks carry the last one.
+Token `t` is read as `embed(x_t) + scale · proj(h_{t-1})`, with zeros before the first; the masks
+carry the last one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ class Projection:
         weight: `(hidden, m · d_t)`.
         bias: `(hidden,)` or None.
         scale: of what is added.
-        layers: entries of transformers' tuple of hidden states, in order, as the config has them; -1 is the normed last state.
+        layers: entries of transformers' tuple of hidden states, in order, as the config has them;
+            -1 is the normed last state.
     """
 
     weight: Tensor
@@ -44,7 +47,8 @@ class Projection:
 
         Raises:
             OSError: the file is damaged.
-            ValueError: it is missing, and not replaced by anything; or config and weights do not fit.
+            ValueError: it is missing, and not replaced by anything; or config and weights do not
+                fit.
         """
         if (folder / FILE).exists():
             tensors = load_file(folder / FILE)
@@ -52,8 +56,9 @@ class Projection:
             tensors = unpickled(folder / PICKLE)
         else:
             raise ValueError(
-                f"{folder} is a PARD-2 drafter without its projection ({PICKLE}): get that file, or ask for a drafter that does "
-                "without the target's hidden states with target_independent=True."
+                f"{folder} is a PARD-2 drafter without its projection ({PICKLE}): get that file, "
+                "or ask for a drafter that does without the target's hidden states with "
+                "target_independent=True."
             )
         layers = config.get("pard2_target_layers", config.get("pard_target_layers"))
         scales = (config.get(name) for name in ("pard2_scale", "pard_scale", "feat_scale"))
@@ -61,20 +66,30 @@ class Projection:
         weight = tensors.get("target_proj.weight")
         if not isinstance(layers, list) or not layers or weight is None:
             raise ValueError(
-                f"{folder} is a PARD-2 drafter that does not say which layers it reads, or has no target_proj.weight."
+                f"{folder} is a PARD-2 drafter that does not say which layers it reads, or has no "
+                "target_proj.weight."
             )
         width = config.get("pard2_target_dim", weight.shape[1])
-        if weight.shape[1] != width or width % len(layers) or set(tensors) - {"target_proj.weight", "target_proj.bias"}:
+        if (
+            weight.shape[1] != width
+            or width % len(layers)
+            or set(tensors) - {"target_proj.weight", "target_proj.bias"}
+        ):
             raise ValueError(
-                f"{folder}: the projection reads {weight.shape[1]} numbers of {len(layers)} layers, and the config speaks "
-                f"of {width}."
+                f"{folder}: the projection reads {weight.shape[1]} numbers of {len(layers)} "
+                f"layers, and the config speaks of {width}."
             )
         return cls(weight, tensors.get("target_proj.bias"), float(scale), tuple(layers))
 
     def save(self, folder: Path) -> None:
         """Write it next to the model, as safetensors."""
-        tensors = {"target_proj.weight": self.weight} | ({} if self.bias is None else {"target_proj.bias": self.bias})
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / FILE)
+        tensors = {"target_proj.weight": self.weight} | (
+            {} if self.bias is None else {"target_proj.bias": self.bias}
+        )
+        save_file(
+            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
+            folder / FILE,
+        )
 
     @property
     def target_hidden_size(self) -> int:
@@ -91,7 +106,8 @@ class Projection:
         indices = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
         if not all(0 <= index <= num_layers for index in indices):
             raise ValueError(
-                f"This PARD-2 drafter reads hidden states {list(self.layers)}, and the target has {num_layers} layers."
+                f"This PARD-2 drafter reads hidden states {list(self.layers)}, and the target has "
+                f"{num_layers} layers."
             )
         return tuple("normed" if index == num_layers else index - 1 for index in indices)
 
@@ -108,21 +124,32 @@ class ProjectedFeatures(CausalRows):
 
     def __init__(self, drafter: Any, target: PreTrainedModel):
         super().__init__(drafter, [drafter.mask_token_id], drafter.mask_token_id)
-        self.projection, self.keys, self.context = drafter.projection, drafter.projection.keys(target), None
+        self.projection, self.keys = drafter.projection, drafter.projection.keys(target)
+        self.context = None
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Compute the additions to embeddings, `(…, hidden)`."""
         projection, model = self.projection, self.stack
-        states = torch.cat([features[key].to(model.device, model.dtype) for key in self.keys], dim=-1)
+        states = torch.cat(
+            [features[key].to(model.device, model.dtype) for key in self.keys], dim=-1
+        )
         bias = None if projection.bias is None else projection.bias.to(states)
-        return projection.scale * torch.nn.functional.linear(states, projection.weight.to(states), bias)
+        return projection.scale * torch.nn.functional.linear(
+            states, projection.weight.to(states), bias
+        )
 
     def nothing(self, size: int) -> Tensor:
         """Implement `RowModel.nothing`: zeros `(size, hidden)`."""
-        return torch.zeros((size, self.projection.weight.shape[0]), device=self.stack.device, dtype=self.stack.dtype)
+        return torch.zeros(
+            (size, self.projection.weight.shape[0]),
+            device=self.stack.device,
+            dtype=self.stack.dtype,
+        )
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `RowModel.text`: embeddings with what is added; an id without an embedding counts as a mask."""
+        """Implement `RowModel.text`: embeddings with what is added; an id without an embedding
+        counts as a mask.
+        """
         return self.stack.get_input_embeddings()(super().text(ids, fused)) + fused
 
     def masks(self, fused: Tensor, count: int) -> Tensor:

@@ -38,7 +38,13 @@ class PardTrainer(RowTrainer):
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
-    def __init__(self, model: PardDrafter, args: TrainingArguments, cod: CodConfig | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        model: PardDrafter,
+        args: TrainingArguments,
+        cod: CodConfig | None = None,
+        **kwargs: Any,
+    ):
         self.attention = attention_of(model)
         dense_masks = self.attention != "flex_attention"
         collator = RowCollator(model.mask_token_id, cod or CodConfig(), args.seed, dense_masks)
@@ -59,18 +65,28 @@ class PardTrainer(RowTrainer):
 
 @dataclass(kw_only=True)
 class PardTraining(TrainingOptions):
-    """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under `accelerate launch`."""
+    """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under
+    `accelerate launch`.
+    """
 
     kind: ClassVar[str] = "pard"
-    example: ClassVar[str] = "--model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4"
+    example: ClassVar[str] = (
+        "--model DIR --train-file answers.jsonl --output-dir OUT --mask-token-id 4"
+    )
     recorded: ClassVar[tuple[str, ...]] = ("num_depths", "cod_ratio", "cod_min_ratio")
 
     model: str = option("The small causal LM to teach: folder or Hub id.")
     target: str | None = option("Measure acceptance against this model; needs --eval-file.", None)
-    mask_token_id: int | None = option("Id of the mask token; default: the config's or tokenizer's.", None)
+    mask_token_id: int | None = option(
+        "Id of the mask token; default: the config's or tokenizer's.", None
+    )
     num_depths: int = option("K: tokens drafted in training.", 8, least=1)
-    cod_ratio: float = option("r of conditional output dropping; 1 keeps every row.", 0.7, above=0, most=1)
-    cod_min_ratio: float = option("r_min, the least share of rows of a depth.", 0.2, above=0, most=1)
+    cod_ratio: float = option(
+        "r of conditional output dropping; 1 keeps every row.", 0.7, above=0, most=1
+    )
+    cod_min_ratio: float = option(
+        "r_min, the least share of rows of a depth.", 0.2, above=0, most=1
+    )
     learning_rate: float = option("Peak learning rate.", 1e-4, above=0)
     lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "linear")
 
@@ -91,13 +107,18 @@ class PardTraining(TrainingOptions):
         return {"weight_decay": 0.01, "adam_beta2": 0.95, "bf16": bf16}
 
     def check(self) -> None:
-        """Implement `TrainingOptions.check`; a target that is not there is noticed before training."""
+        """Implement `TrainingOptions.check`; a target that is not there is noticed before
+        training.
+        """
         super().check()
         refuse_packed(self.model, "a PARD drafter is trained of ordinary ones")
         if self.target is None:
             return
         if self.eval_file is None:
-            raise ValueError("Acceptance against a target is measured on evaluation rows: pass an evaluation file too.")
+            raise ValueError(
+                "Acceptance against a target is measured on evaluation rows: pass an evaluation "
+                "file too."
+            )
         if not is_packed(self.target) and find_adapter_config_file(self.target) is None:
             config_of(self.target)
 
@@ -108,23 +129,29 @@ class PardTraining(TrainingOptions):
             mask = tokenizer.mask_token_id
             if mask is None:
                 raise ValueError(
-                    f"{self.model} names no mask token: pass --mask-token-id, an id that ordinary text does not use."
+                    f"{self.model} names no mask token: pass --mask-token-id, an id that ordinary "
+                    "text does not use."
                 )
-        attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}  # no mask of R² entries
-        return PardDrafter.from_causal_lm(self.model, mask_token_id=mask, dtype=torch.float32, **attention)
+        # no mask of R² entries
+        attention = {"attn_implementation": "flex_attention"} if torch.cuda.is_available() else {}
+        return PardDrafter.from_causal_lm(
+            self.model, mask_token_id=mask, dtype=torch.float32, **attention
+        )
 
     def untrained(self, inputs: RunInputs) -> PardDrafter:
         """Implement `TrainingOptions.untrained`."""
         drafter = cast(PardDrafter, inputs.model)
         if attention_windows(drafter) is None and attention_of(drafter) != "flex_attention":
             raise ValueError(
-                f"{type(drafter).__name__} takes no masks and positions as they are given, and is taught by rows that need them: "
-                "take a model whose layers are all of ordinary attention."
+                f"{type(drafter).__name__} takes no masks and positions as they are given, and is "
+                "taught by rows that need them: take a model whose layers are all of ordinary "
+                "attention."
             )
         if used := sum(drafter.mask_token_id in ids for ids in inputs.train_set["input_ids"]):
             logger.warning(
-                "The mask token %d stands in %d of %d samples: take an id that ordinary text does not use, or the drafter takes "
-                "those for guesses to make.", drafter.mask_token_id, used, len(inputs.train_set),
+                "The mask token %d stands in %d of %d samples: take an id that ordinary text does "
+                "not use, or the drafter takes those for guesses to "
+                "make.", drafter.mask_token_id, used, len(inputs.train_set),
             )  # fmt: skip
         options = drafter.speculation_config
         options.num_draft_tokens = max(options.num_draft_tokens, self.num_depths)
@@ -145,7 +172,13 @@ class PardTraining(TrainingOptions):
         """Implement `TrainingOptions.models`."""
         return {"base_model": hub_name(self.model), "target": hub_name(self.target)}
 
-    def save(self, drafter: PardDrafter, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
+    def save(
+        self,
+        drafter: PardDrafter,
+        tokenizer: PreTrainedTokenizerBase,
+        record: dict[str, Any],
+        folder: Path,
+    ) -> None:
         """Save the drafter as a whole causal LM, with its tokenizer."""
         drafter.config.paradraft = {**drafter.paradraft, "training": record}
         drafter.save_pretrained(folder)

@@ -1,4 +1,6 @@
-"""How often a prompt's guesses are right, by distance and rank: what sparse trees are built from (PPD, section 4.3)."""
+"""How often a prompt's guesses are right, by distance and rank: what sparse trees are built from
+(PPD, section 4.3).
+"""
 
 import os
 from pathlib import Path
@@ -22,11 +24,14 @@ from .rows import PromptCollator
 LEAST_POINTS = 50
 
 
-def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tensor, ranks: int) -> tuple[Tensor, Tensor]:
+def rank_counts(
+    guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tensor, ranks: int
+) -> tuple[Tensor, Tensor]:
     """Count right guesses where they would be judged.
 
-    A guess at distance `d` counts only where the text is what the model itself would say up to there, and where all guesses
-    before it held the right token among their first ones, for no tree gets there otherwise.
+    A guess at distance `d` counts only where the text is what the model itself would say up to
+    there, and where all guesses before it held the right token among their first ones, for no tree
+    gets there otherwise.
 
     Args:
         guesses, teachers: logits `(T, m, V)`, from `guess_at`.
@@ -39,18 +44,24 @@ def rank_counts(guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tenso
     """
     chosen = teachers.argmax(-1)
     hits = guesses.topk(ranks, dim=-1).indices == chosen[..., None]
-    follows = torch.nn.functional.pad(((chosen == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1).bool()
+    follows = torch.nn.functional.pad(
+        ((chosen == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1
+    ).bool()
     follows &= begins[:, None]
     return (hits & follows[..., None]).double().sum(0).cpu(), follows.double().sum(0).cpu()
 
 
 @torch.no_grad()
-def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: int = 4, seed: int = 0) -> list[list[float]]:
-    """Measure how often the active adapter's guesses are right, `a[d][r]` by distance and rank, and set it in its config.
+def calibrate(
+    model: PeftModel, samples: Dataset, points: int = 32, batch_size: int = 4, seed: int = 0
+) -> list[list[float]]:
+    """Measure how often the active adapter's guesses are right, `a[d][r]` by distance and rank, and
+    set it in its config.
 
     Args:
         model: with an active PPD adapter.
-        samples: encoded rows that the adapter was not trained on, best answered by the model itself.
+        samples: encoded rows that the adapter was not trained on, best answered by the model
+            itself.
         points: places in each text, at most.
         batch_size: texts in a forward.
         seed: of the places.
@@ -63,23 +74,31 @@ def calibrate(model: PeftModel, samples: Dataset, points: int = 32, batch_size: 
     model.eval()
     ranks = min(MAX_RANKS, config.vocab_size)
     collator = PromptCollator(config.num_prompt_tokens, points, seed)
-    hits, tries = torch.zeros(config.num_prompt_tokens, ranks), torch.zeros(config.num_prompt_tokens)
+    hits = torch.zeros(config.num_prompt_tokens, ranks)
+    tries = torch.zeros(config.num_prompt_tokens)
     lengths = list(samples["length"])
     order = sorted(range(len(samples)), key=lengths.__getitem__)
     for begin in tqdm(range(0, len(samples), batch_size), desc="calibrate", leave=False):
         batch = collator([samples[index] for index in order[begin : begin + batch_size]])
-        guessed = guess_at(base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device))
+        guessed = guess_at(
+            base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device)
+        )
         more = rank_counts(*guessed, ranks)
         hits, tries = hits + more[0], tries + more[1]
     if tries[0] < LEAST_POINTS:
-        raise ValueError(f"Only {int(tries[0])} places to count at: give more or longer rows ({LEAST_POINTS} places at least).")
+        raise ValueError(
+            f"Only {int(tries[0])} places to count at: give more or longer rows ({LEAST_POINTS} "
+            "places at least)."
+        )
     rates = (hits / tries[:, None].clamp(min=1)).tolist()
     config.accuracy = [[round(rate, 5) for rate in falling(row)] for row in rates]
     return config.accuracy
 
 
 def falling(rates: list[float]) -> list[float]:
-    """Fit the falling row that is nearest to `rates` (isotonic regression): a tree needs chances that fall with the rank."""
+    """Fit the falling row that is nearest to `rates` (isotonic regression): a tree needs chances
+    that fall with the rank.
+    """
     blocks: list[tuple[float, int]] = []
     for rate in rates:
         blocks.append((rate, 1))
@@ -115,7 +134,9 @@ def calibrate_folder(
     if not (folder / "adapter_config.json").exists():
         raise OSError(f"{folder} holds no adapter: give the folder that paradraft train ppd wrote.")
     if (kind := read_json(folder / "adapter_config.json").get("peft_type")) != "PPD":
-        raise ValueError(f"{folder} holds an adapter of type {kind}: only PPD adapters are calibrated.")
+        raise ValueError(
+            f"{folder} holds an adapter of type {kind}: only PPD adapters are calibrated."
+        )
     config = PpdConfig.from_pretrained(str(folder))
     name = model or config.base_model_name_or_path
     if name is None:

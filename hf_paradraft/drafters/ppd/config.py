@@ -22,37 +22,58 @@ class PpdConfig(PeftConfig):
         num_prompt_tokens: m, how far ahead they guess.
         num_ensembles: E, embeddings per prompt token, whose guesses are averaged.
         hidden_size: of the base model; filled in when the adapter is made.
-        vocab_size: of the base model's embedding; prompt `i` of ensemble `e` has the id `vocab_size + i·E + e`.
-        accuracy: m rows, what `paradraft calibrate` counted: `accuracy[d][r]` is how often the guess of rank `r` at distance
-            `d + 1` was right where all before it were. None: trees go by the guesses' own probabilities.
+        vocab_size: of the base model's embedding; prompt `i` of ensemble `e` has the id `vocab_size
+            + i·E + e`.
+        accuracy: m rows, what `paradraft calibrate` counted: `accuracy[d][r]` is how often the
+            guess of rank `r` at distance `d + 1` was right where all before it were. None: trees go
+            by the guesses' own probabilities.
 
     Raises:
         ValueError: m or E below 1, or an accuracy that is not m rows of chances.
     """
 
-    num_prompt_tokens: int = field(default=3, metadata={"help": "How many tokens ahead are guessed."})
+    num_prompt_tokens: int = field(
+        default=3, metadata={"help": "How many tokens ahead are guessed."}
+    )
     num_ensembles: int = field(default=1, metadata={"help": "Embeddings per prompt token."})
     hidden_size: int | None = field(default=None, metadata={"help": "Of the base model."})
-    vocab_size: int | None = field(default=None, metadata={"help": "Of the base model's embedding."})
-    accuracy: list[list[float]] | None = field(default=None, metadata={"help": "By distance and rank, counted on text."})
-    target_modules: None = field(default=None, metadata={"help": "Always the input embedding; PEFT asks for the name."})
+    vocab_size: int | None = field(
+        default=None, metadata={"help": "Of the base model's embedding."}
+    )
+    accuracy: list[list[float]] | None = field(
+        default=None, metadata={"help": "By distance and rank, counted on text."}
+    )
+    target_modules: None = field(
+        default=None, metadata={"help": "Always the input embedding; PEFT asks for the name."}
+    )
 
     def __post_init__(self):
         super().__post_init__()
         self.peft_type = PpdType.PPD
-        self.task_type = self.task_type or TaskType.CAUSAL_LM  # other tasks have no generate of their own in PEFT
+        # other tasks have no generate of their own in PEFT
+        self.task_type = self.task_type or TaskType.CAUSAL_LM
         for name in ("num_prompt_tokens", "num_ensembles"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}.")
+                raise ValueError(
+                    f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}."
+                )
         if self.accuracy is not None and not self._is_accuracy():
-            raise ValueError("accuracy must be one row of chances, falling by rank, for each prompt token: calibrate again.")
+            raise ValueError(
+                "accuracy must be one row of chances, falling by rank, for each prompt token: "
+                "calibrate again."
+            )
 
     def _is_accuracy(self) -> bool:
         rows = self.accuracy
         if not isinstance(rows, list) or len(rows) != self.num_prompt_tokens:
             return False
-        numbers = all(isinstance(row, list) and row and all(isinstance(rate, float | int) for rate in row) for row in rows)
-        return numbers and all(row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows)
+        numbers = all(
+            isinstance(row, list) and row and all(isinstance(rate, float | int) for rate in row)
+            for row in rows
+        )
+        return numbers and all(
+            row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows
+        )
 
     def get_text_config(self, **_: object) -> None:
         """Refuse transformers' own assisted loop, which asks for this and has no place for prompts.
@@ -61,8 +82,9 @@ class PpdConfig(PeftConfig):
             ValueError: always.
         """
         raise ValueError(
-            "Prompt tokens ride along in the target's own forward, which transformers' assisted generation cannot do: use a "
-            "version of transformers that hf_paradraft's loop is installed in, or custom_generate=speculative_decoding."
+            "Prompt tokens ride along in the target's own forward, which transformers' assisted "
+            "generation cannot do: use a version of transformers that hf_paradraft's loop is "
+            "installed in, or custom_generate=speculative_decoding."
         )
 
     @property
@@ -80,4 +102,7 @@ def check_adapter(folder: DrafterFolder) -> None:
     """
     if (kind := folder.adapter.get("peft_type")) != "PPD":
         uno = ", or UnoDrafter.from_pretrained if it is UNO's" if kind == "LORA" else ""
-        raise ValueError(f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel for it{uno}.")
+        raise ValueError(
+            f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel "
+            f"for it{uno}."
+        )

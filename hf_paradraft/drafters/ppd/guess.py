@@ -1,7 +1,9 @@
-"""Prompts' guesses at many places of a text, and the model's own choices there: one forward, with its head at those places.
+"""Prompts' guesses at many places of a text, and the model's own choices there: one forward, with
+its head at those places.
 
-Texts are asked at different places, while a model's head is run on the same rows of all of them. So each text's rows are put in
-another order, those that are asked last; masks and positions go along, and nothing else changes.
+Texts are asked at different places, while a model's head is run on the same rows of all of them. So
+each text's rows are put in another order, those that are asked last; masks and positions go along,
+and nothing else changes.
 """
 
 from collections.abc import Callable
@@ -24,7 +26,10 @@ def check_takes_masks(model: PreTrainedModel) -> None:
         ValueError: it takes no explicit mask.
     """
     if attention_windows(model) is None:
-        raise ValueError(f"Prompt tokens need a model that takes a mask as given: use another one{or_sdpa(model)}.")
+        raise ValueError(
+            "Prompt tokens need a model that takes a mask as given: use another "
+            f"one{or_sdpa(model)}."
+        )
 
 
 def guess_at(
@@ -40,19 +45,22 @@ def guess_at(
         points: int64 `(B, P)`, -1 for none.
 
     Returns:
-        For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m, V)`, the latter without
-        gradient, the texts' own tokens `(T, m)`, and whether the token directly after is the model's own choice, `(T,)`.
+        For the T points there are: the prompts' guesses and their teachers, logits float32 `(T, m,
+        V)`, the latter without gradient, the texts' own tokens `(T, m)`, and whether the token
+        directly after is the model's own choice, `(T,)`.
     """
     m, e, length = config.num_prompt_tokens, config.num_ensembles, ids.shape[1]
     embedding = prompt_embedding(base)
     there = points >= 0
     row = there.nonzero()[:, :1]  # (T, 1), which text
-    column = points[there][:, None] + torch.arange(m + 1, device=ids.device)  # (T, m + 1), positions in it
+    # (T, m + 1), positions in it
+    column = points[there][:, None] + torch.arange(m + 1, device=ids.device)
     asked = torch.zeros_like(ids, dtype=torch.bool)
     asked[row, column] = True
     order = asked.int().argsort(dim=1, stable=True)  # (B, n)
     new_column = order.argsort(dim=1)[row, column]
-    max_asked = int(asked.sum(1).max())  # K rows of every text: those that are asked, and some before them where others have more
+    # K rows of every text: those that are asked, and some before them where others have more
+    max_asked = int(asked.sum(1).max())
     positions, sees = prompt_rows(order, points.clamp(min=0), m, e)
     texts = embedding.base_layer(ids.gather(1, order))
     prompts = embedding.prompts().repeat(points.shape[1], 1).expand(len(ids), -1, -1)

@@ -1,4 +1,6 @@
-"""Draft with a model's own prompt tokens: one forward verifies this round's guesses and makes the next's (PPD, section 4)."""
+"""Draft with a model's own prompt tokens: one forward verifies this round's guesses and makes the
+next's (PPD, section 4).
+"""
 
 from __future__ import annotations
 
@@ -37,8 +39,9 @@ class PpdDrafter(SavedDrafter):
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
         config: of the adapter.
         tensor_name: of the prompts in the adapter's file.
-        speculation_config: `tree_size` is the number of a round's rows next to the root's, guesses and prompts together; default:
-            what is fastest on this hardware for a calibrated adapter, else a few.
+        speculation_config: `tree_size` is the number of a round's rows next to the root's, guesses
+            and prompts together; default: what is fastest on this hardware for a calibrated
+            adapter, else a few.
     """
 
     kind = "ppd"
@@ -50,18 +53,30 @@ class PpdDrafter(SavedDrafter):
     training_options = "PpdTraining"
     guesses_in_target = True
 
-    def __init__(self, prompts: Tensor, config: PpdConfig, tensor_name: str, speculation_config: SpeculationConfig | None = None):
+    def __init__(
+        self,
+        prompts: Tensor,
+        config: PpdConfig,
+        tensor_name: str,
+        speculation_config: SpeculationConfig | None = None,
+    ):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
         rows: TreeSize = "auto" if config.accuracy is not None else default_rows(config)
-        self.speculation_config = speculation_config or SpeculationConfig(config.num_prompt_tokens, tree_size=rows)
+        self.speculation_config = speculation_config or SpeculationConfig(
+            config.num_prompt_tokens, tree_size=rows
+        )
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`: any adapter with no record of another kind; PEFT's others are refused by name."""
+        """Implement `SavedDrafter.recognises`: any adapter with no record of another kind; PEFT's
+        others are refused by name.
+        """
         return folder.record.get("kind", cls.kind) == cls.kind
 
     @classmethod
-    def load_folder(cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any) -> PpdDrafter:
+    def load_folder(
+        cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any
+    ) -> PpdDrafter:
         """Load the drafter in an adapter's folder; the base model is not loaded.
 
         Args:
@@ -77,8 +92,14 @@ class PpdDrafter(SavedDrafter):
         config = PpdConfig.from_pretrained(str(folder))
         names_of(folder.path / "adapter_model.safetensors")
         tensors = load_file(folder.path / "adapter_model.safetensors")
-        if len(tensors) != 1 or next(iter(tensors.values())).shape != (config.num_ids, config.hidden_size):
-            raise ValueError(f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save it again.")
+        if len(tensors) != 1 or next(iter(tensors.values())).shape != (
+            config.num_ids,
+            config.hidden_size,
+        ):
+            raise ValueError(
+                f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save "
+                "it again."
+            )
         name, prompts = next(iter(tensors.items()))
         if isinstance(dtype, str):
             dtype = getattr(torch, dtype, None)  # none is called "auto"
@@ -112,14 +133,20 @@ class PpdDrafter(SavedDrafter):
         """Write the adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`."""
         self.config.save_pretrained(str(folder))
         prompts = self.prompts.detach().cpu().contiguous()
-        save_file({self.tensor_name: prompts}, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(
+            {self.tensor_name: prompts},
+            folder / "adapter_model.safetensors",
+            metadata={"format": "pt"},
+        )
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not a whole PPD adapter."""
         check_adapter(folder)
         if not folder.holds("adapter_model.safetensors"):
-            raise OSError(f"{folder} has no adapter_model.safetensors: save the adapter there again.")
+            raise OSError(
+                f"{folder} has no adapter_model.safetensors: save the adapter there again."
+            )
         names_of(folder.path / "adapter_model.safetensors")
 
     @classmethod
@@ -131,7 +158,9 @@ class PpdDrafter(SavedDrafter):
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
         """List its prompts' numbers and calibration."""
-        first = config.get("accuracy") and ", ".join(f"{100 * row[0]:.0f} %" for row in config["accuracy"])
+        first = config.get("accuracy") and ", ".join(
+            f"{100 * row[0]:.0f} %" for row in config["accuracy"]
+        )
         return [
             ("prompt tokens", f"{config['num_prompt_tokens']} × {config['num_ensembles']}"),
             ("base's embedding", f"{config['vocab_size']} × {config['hidden_size']}"),
@@ -140,36 +169,50 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def adopt(cls, target: PreTrainedModel, assistant: object) -> Drafter | None:
-        """Make the drafter of a model with a PPD adapter: the target's own, or a small model that guesses in parallel."""
+        """Make the drafter of a model with a PPD adapter: the target's own, or a small model that
+        guesses in parallel.
+        """
         if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
             return None
-        # One drafter in all calls of a model: what was learned of it stays, and its `last_stats` are found again.
+        # One drafter in all calls of a model: what was learned of it stays, and its `last_stats`
+        # are found again.
         drafters = notes_on(assistant)
-        itself, prompts = assistant.get_base_model() is target, prompt_embedding(assistant.get_base_model()).prompts()
+        itself = assistant.get_base_model() is target
+        prompts = prompt_embedding(assistant.get_base_model()).prompts()
         key = itself, assistant.active_adapter
         if key not in drafters or drafters[key][0] is not prompts:
-            drafters[key] = prompts, cls.from_model(assistant) if itself else PromptedDrafter(assistant)
+            drafters[key] = (
+                prompts,
+                cls.from_model(assistant) if itself else PromptedDrafter(assistant),
+            )
         return drafters[key][1]
 
     def attach(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
 
         Raises:
-            ValueError: its embedding has other sizes, it takes no masks and positions as given, or the prompts are no numbers.
+            ValueError: its embedding has other sizes, it takes no masks and positions as given, or
+                the prompts are no numbers.
         """
         if attention_windows(target) is None:
             raise ValueError(
-                f"Prompt tokens need a target that takes a mask and positions as they are given, and {type(target).__name__} "
-                f"as it is loaded here does not: use another drafter{or_sdpa(target)}."
+                "Prompt tokens need a target that takes a mask and positions as they are given, "
+                f"and {type(target).__name__} as it is loaded here does not: use another "
+                f"drafter{or_sdpa(target)}."
             )
         check_embeds_once(target)
         if not bool(torch.isfinite(self.prompts.to(target.dtype)).all()):
-            raise ValueError(f"The adapter's prompts are not finite numbers in {target.dtype}: train it again, or load it anew.")
+            raise ValueError(
+                f"The adapter's prompts are not finite numbers in {target.dtype}: train it again, "
+                "or load it anew."
+            )
         sizes = tuple(target.get_input_embeddings().weight.shape)
         if sizes != (self.config.vocab_size, self.config.hidden_size):
             raise ValueError(
-                f"This PPD adapter belongs to a model with an embedding of {self.config.vocab_size} × {self.config.hidden_size}, "
-                f"and the target's is {sizes[0]} × {sizes[1]}: use {self.config.base_model_name_or_path or 'its own base'}."
+                "This PPD adapter belongs to a model with an embedding of "
+                f"{self.config.vocab_size} × {self.config.hidden_size}, and the target's is "
+                f"{sizes[0]} × {sizes[1]}: use "
+                f"{self.config.base_model_name_or_path or 'its own base'}."
             )
         remember_target(self, target)
 
@@ -183,12 +226,15 @@ class PpdDrafter(SavedDrafter):
         return PpdDrafting(target, self.prompts, self.config, self.speculation_config)
 
     @torch.no_grad()
-    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
-        """Compute the prompts' logits after a whole prefix, from forwards of the attached target without caches.
+    def draft_logits(
+        self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
+        """Compute the prompts' logits after a whole prefix, from forwards of the attached target
+        without caches.
 
         Args:
-            input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been read, which is the one before
-                the newest.
+            input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been
+                read, which is the one before the newest.
             features: none are read.
             num_draft_tokens: at most m, and m by default.
 
@@ -213,28 +259,48 @@ class PpdDrafter(SavedDrafter):
         return torch.stack(by_ensemble).mean(0)[:, :count]
 
 
-NOT_DRAFTED = {"num_beams": 1, "use_cache": True, "output_hidden_states": False, "output_attentions": False}
+NOT_DRAFTED = {
+    "num_beams": 1,
+    "use_cache": True,
+    "output_hidden_states": False,
+    "output_attentions": False,
+}
 
 
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
-    """Draft in `PeftModel.generate` with an active PPD adapter, or decode plainly where a call cannot be drafted for."""
+    """Draft in `PeftModel.generate` with an active PPD adapter, or decode plainly where a call
+    cannot be drafted for.
+    """
     embedding = prompt_embedding(self.model)
-    config = kwargs.get("generation_config") or next(iter(args[1:2]), None) or self.model.generation_config
+    config = (
+        kwargs.get("generation_config")
+        or next(iter(args[1:2]), None)
+        or self.model.generation_config
+    )
     cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
     if (
-        any(kwargs.get(name, getattr(config, name, None)) not in (None, default) for name, default in NOT_DRAFTED.items())
+        any(
+            kwargs.get(name, getattr(config, name, None)) not in (None, default)
+            for name, default in NOT_DRAFTED.items()
+        )
         or "inputs_embeds" in kwargs
         or cache == "quantized"
         or isinstance(cache_in(kwargs), QuantizedCache)
         or attention_windows(self.model) is None
     ):
         logger.warning_once(
-            "This call of generate cannot be drafted for (beams, no cache or a quantised one, hidden states, or attention that "
-            "takes no masks): decoding plainly."
+            "This call of generate cannot be drafted for (beams, no cache or a quantised one, "
+            "hidden states, or attention that takes no masks): decoding plainly."
         )
-    elif kwargs.get("assistant_model") is None and "custom_generate" not in kwargs and embedding.prompts() is not None:
+    elif (
+        kwargs.get("assistant_model") is None
+        and "custom_generate" not in kwargs
+        and embedding.prompts() is not None
+    ):
         try:
-            return self.model.generate(*args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)})
+            return self.model.generate(
+                *args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)}
+            )
         except Refused as reason:
             if kwargs.get("streamer") is not None:  # it has been shown the prompt
                 raise

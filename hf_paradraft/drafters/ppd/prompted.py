@@ -13,9 +13,11 @@ from .tuner import prompt_embedding
 
 
 class PromptedDrafter(Drafter):
-    """A drafter that guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts in the place of masks.
+    """A drafter that guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts
+    in the place of masks.
 
-    `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to change its options.
+    `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to
+    change its options.
 
     Args:
         model: with an active PPD adapter of one embedding per prompt token.
@@ -37,9 +39,15 @@ class PromptedDrafter(Drafter):
         if embedding.prompts() is None:
             raise ValueError("The model's PPD adapter is disabled: enable it first.")
         if config.num_ensembles > 1:
-            raise ValueError(f"As a drafter's, a PPD adapter has one embedding per prompt token, not {config.num_ensembles}.")
-        # Ids of the prompts, in their order; the first one also stands for ids that the model lacks.
-        self.prompts = [embedding.num_embeddings + index for index in range(config.num_prompt_tokens)]
+            raise ValueError(
+                "As a drafter's, a PPD adapter has one embedding per prompt token, not "
+                f"{config.num_ensembles}."
+            )
+        # Ids of the prompts, in their order; the first one also stands for ids that the model
+        # lacks.
+        self.prompts = [
+            embedding.num_embeddings + index for index in range(config.num_prompt_tokens)
+        ]
         self.speculation_config = speculation_config or SpeculationConfig(self.most_drafts)
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
 
@@ -51,8 +59,8 @@ class PromptedDrafter(Drafter):
             ValueError: always.
         """
         raise ValueError(
-            "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of transformers that it is installed "
-            "in, or custom_generate=speculative_decoding."
+            "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of "
+            "transformers that it is installed in, or custom_generate=speculative_decoding."
         )
 
     @property
@@ -68,12 +76,17 @@ class PromptedDrafter(Drafter):
         """
         prompts, config = prompt_embedding(self.model).prompts(), self.speculation_config
         if prompts is None or len(prompts) != len(self.prompts):
-            raise ValueError("The model's PPD adapter was disabled or changed since this drafter was made: make it anew.")
+            raise ValueError(
+                "The model's PPD adapter was disabled or changed since this drafter was made: make "
+                "it anew."
+            )
         check_drafts(self.model)
         masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
         return ReadingDrafting(CausalRows(self.model, masks, self.prompts[0]), config, max_length)
 
-    def draft_logits(self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None) -> Tensor:
+    def draft_logits(
+        self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None
+    ) -> Tensor:
         """Compute the logits of one forward after a whole prefix, without caches.
 
         Args:
@@ -89,5 +102,8 @@ class PromptedDrafter(Drafter):
         """
         count = num_draft_tokens or self.most_drafts
         if count > self.most_drafts:
-            raise ValueError(f"num_draft_tokens={count}: {len(self.prompts)} prompt tokens guess {self.most_drafts} at most.")
+            raise ValueError(
+                f"num_draft_tokens={count}: {len(self.prompts)} prompt tokens guess "
+                f"{self.most_drafts} at most."
+            )
         return logits_after(self.model, input_ids, self.prompts[: count - 1])

@@ -1,8 +1,10 @@
-"""PPD's dynamic sparse trees: guesses to verify, and prompts below them for the next round's guesses (PPD, section 4.3).
+"""PPD's dynamic sparse trees: guesses to verify, and prompts below them for the next round's
+guesses (PPD, section 4.3).
 
-A round is in state `k` if `k` prompts hung below the node where the last one ended: then it has guesses for `k` distances. Each
-state has a tree of its own; where its round ends decides the next state, so the states are a Markov chain, and what counts is
-what the trees bring on average over its stationary distribution.
+A round is in state `k` if `k` prompts hung below the node where the last one ended: then it has
+guesses for `k` distances. Each state has a tree of its own; where its round ends decides the next
+state, so the states are a Markov chain, and what counts is what the trees bring on average over its
+stationary distribution.
 """
 
 from collections.abc import Callable, Sequence
@@ -38,9 +40,11 @@ class SparseTree:
         return sum(self.paths.path_probability)
 
     def prompt_rows(self, num_ensembles: int) -> tuple[list[int], list[int], list[int]]:
-        """Lay out the prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r` is row `r`), and which it is.
+        """Lay out the prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r`
+        is row `r`), and which it is.
 
-        The E embeddings of one prompt stand together; each sees the one before it of its own ensemble.
+        The E embeddings of one prompt stand together; each sees the one before it of its own
+        ensemble.
         """
         nodes: list[int] = []
         parents: list[int] = []
@@ -48,7 +52,9 @@ class SparseTree:
         for node, count in enumerate(self.prompts, -1):
             for prompt in range(count):
                 for ensemble in range(num_ensembles):
-                    parents.append(node if prompt == 0 else len(self.paths) + len(nodes) - num_ensembles)
+                    parents.append(
+                        node if prompt == 0 else len(self.paths) + len(nodes) - num_ensembles
+                    )
                     nodes.append(node)
                     which.append(prompt * num_ensembles + ensemble)
         return nodes, parents, which
@@ -63,12 +69,13 @@ def ends(paths: Draft) -> list[float]:
 
 
 def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: int) -> list[int]:
-    """Choose how many prompts each node gets: the `budget` most useful of all that there may be, m below each.
+    """Choose how many prompts each node gets: the `budget` most useful of all that there may be, m
+    below each.
 
     Args:
         chances: that the round ends at each node, from `ends`.
-        values: of a next round that begins with 0 … m prompts; the `i`-th one of a node brings its chance times
-            `values[i] - values[i - 1]`, and less than the one before it.
+        values: of a next round that begins with 0 … m prompts; the `i`-th one of a node brings its
+            chance times `values[i] - values[i - 1]`, and less than the one before it.
         budget: prompts in all, at most.
     """
     worth = numpy.outer(chances, numpy.diff(values))
@@ -77,7 +84,9 @@ def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: in
 
 
 def transitions(trees: list[SparseTree]) -> numpy.ndarray:
-    """Compute the transition matrix `(m + 1, m + 1)`: from the state of each tree, the chance of each next one."""
+    """Compute the transition matrix `(m + 1, m + 1)`: from the state of each tree, the chance of
+    each next one.
+    """
     table = numpy.zeros((len(trees), len(trees)))
     for state, tree in enumerate(trees):
         for chance, count in zip(ends(tree.paths), tree.prompts, strict=True):
@@ -86,7 +95,9 @@ def transitions(trees: list[SparseTree]) -> numpy.ndarray:
 
 
 def stationary(table: numpy.ndarray) -> numpy.ndarray:
-    """Compute the share of rounds in each state in the long run, from state 0, which is how a text begins."""
+    """Compute the share of rounds in each state in the long run, from state 0, which is how a text
+    begins.
+    """
     lazy = (table + numpy.eye(len(table))) / 2  # the same shares, and no periods
     return numpy.linalg.matrix_power(lazy, 2**20)[0]
 
@@ -97,19 +108,26 @@ def amortised_gain(trees: list[SparseTree]) -> float:
 
 
 def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Draft]:
-    """Find the most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for `build_trees`."""
+    """Find the most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for
+    `build_trees`.
+    """
     scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
     return [Draft.chain(torch.zeros(0, dtype=torch.long, device="cpu"))] + [
         best_paths(scores[:state], num_nodes) for state in range(1, len(scores) + 1)
     ]
 
 
-def build_trees(accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1) -> list[SparseTree]:
-    """Build the trees of states 0 … m with the best amortised gain, over all splits of the rows between candidates and prompts.
+def build_trees(
+    accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1
+) -> list[SparseTree]:
+    """Build the trees of states 0 … m with the best amortised gain, over all splits of the rows
+    between candidates and prompts.
 
     Args:
-        accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all before it were; falls with `r`.
-        budget: rows of a round next to the root, candidates and prompts (each E rows) together; at least m·E.
+        accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all
+            before it were; falls with `r`.
+        budget: rows of a round next to the root, candidates and prompts (each E rows) together; at
+            least m·E.
         num_ensembles: E.
     """
     widest = best_by_state(accuracy, budget)
@@ -142,8 +160,14 @@ class Size:
     seconds: float
 
 
-def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[int], Any], batch_size: int = 1) -> list[Size]:
-    """List the sizes that an adapter may choose from; the best is the one with most `tau` per second (PPD, section 4.5).
+def sizes(
+    accuracy: list[list[float]],
+    num_ensembles: int,
+    latency: Callable[[int], Any],
+    batch_size: int = 1,
+) -> list[Size]:
+    """List the sizes that an adapter may choose from; the best is the one with most `tau` per
+    second (PPD, section 4.5).
 
     Args:
         accuracy, num_ensembles: as for `build_trees`.
@@ -159,6 +183,8 @@ def sizes(accuracy: list[list[float]], num_ensembles: int, latency: Callable[[in
 
 
 @lru_cache(256)  # every call of generate asks for them
-def _promise(accuracy: tuple[tuple[float, ...], ...], rows: int, num_ensembles: int) -> tuple[list[SparseTree], float]:
+def _promise(
+    accuracy: tuple[tuple[float, ...], ...], rows: int, num_ensembles: int
+) -> tuple[list[SparseTree], float]:
     trees = build_trees(accuracy, rows, num_ensembles)
     return trees, 1 + amortised_gain(trees)

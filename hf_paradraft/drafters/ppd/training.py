@@ -1,4 +1,6 @@
-"""Train prompt tokens: the frozen model teaches them what it would say at their place (PPD, section 4.4)."""
+"""Train prompt tokens: the frozen model teaches them what it would say at their place (PPD, section
+4.4).
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,8 @@ logger = logging.get_logger(__name__)
 
 
 class PpdTrainer(ResumableTrainer):
-    """KL from the model's own distributions to the prompts' guesses, teacher and student in one forward.
+    """KL from the model's own distributions to the prompts' guesses, teacher and student in one
+    forward.
 
     Args:
         model: with an active PPD adapter; all else is frozen.
@@ -52,31 +55,44 @@ class PpdTrainer(ResumableTrainer):
         super().__init__(model=model, args=args, data_collator=collator, **kwargs)
         self.add_callback(CountEpochs(collator))
 
-    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None):
+    def compute_loss(
+        self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None
+    ):
         """Compute `Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
-        guesses, teachers, _, _ = guess_at(model, base, self.config, inputs["input_ids"], inputs["points"])
+        guesses, teachers, _, _ = guess_at(
+            model, base, self.config, inputs["input_ids"], inputs["points"]
+        )
         losses = divergence(guesses, teachers)
         weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
         loss = (losses * weights).sum(1).sum() / max(1, len(losses))
         return (loss, (guesses, teachers)) if return_outputs else loss
 
     @torch.no_grad()
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """Measure the loss, and how often the target's choice at distance `i` (from 1) is the guess (`@i_top1`) or among five."""
+    def evaluate(
+        self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Measure the loss, and how often the target's choice at distance `i` (from 1) is the guess
+        (`@i_top1`) or among five.
+        """
         model = self.model.eval()
         losses, hits = [], []
         for inputs in self.get_eval_dataloader(eval_dataset):
             inputs = self._prepare_inputs(inputs)
             loss, (guesses, teachers) = self.compute_loss(model, inputs, return_outputs=True)
             losses.append(loss)
-            top = guesses.topk(min(5, guesses.shape[-1]), dim=-1).indices == teachers.argmax(-1, keepdim=True)
+            top = guesses.topk(min(5, guesses.shape[-1]), dim=-1).indices == teachers.argmax(
+                -1, keepdim=True
+            )
             hits.append(torch.stack([top[..., 0], top.any(-1)], dim=-1).float())
         rates = torch.cat(hits).mean(0).tolist() if sum(map(len, hits)) else []
         metrics = {f"{metric_key_prefix}_loss": torch.stack(losses).mean().item()}
         for distance, (first, five) in enumerate(rates, 1):
-            metrics |= {f"{metric_key_prefix}_@{distance}_top1": first, f"{metric_key_prefix}_@{distance}_top5": five}
+            metrics |= {
+                f"{metric_key_prefix}_@{distance}_top1": first,
+                f"{metric_key_prefix}_@{distance}_top5": five,
+            }
         self.log(dict(metrics))
         return metrics
 
@@ -108,15 +124,22 @@ class PpdTraining(TrainingOptions):
         super().check()
         refuse_packed(self.target, "prompt tokens are trained for ordinary ones")
 
-    def open_model(self, tokenizer: PreTrainedTokenizerBase, device: torch.device) -> PreTrainedModel:
+    def open_model(
+        self, tokenizer: PreTrainedTokenizerBase, device: torch.device
+    ) -> PreTrainedModel:
         """Load the target, in the number format that this hardware is fast at."""
         dtype = fast_dtype()
-        logger.warning("The model is run in %s, which this hardware is fast at.", str(dtype).removeprefix("torch."))
+        logger.warning(
+            "The model is run in %s, which this hardware is fast at.",
+            str(dtype).removeprefix("torch."),
+        )
         return open_model(self.target, dtype=dtype)
 
     def prepare(self, inputs: RunInputs) -> tuple[PeftModel, PpdTrainer]:
         """Implement `TrainingOptions.prepare`."""
-        config = PpdConfig(num_prompt_tokens=self.num_prompt_tokens, num_ensembles=self.num_ensembles)
+        config = PpdConfig(
+            num_prompt_tokens=self.num_prompt_tokens, num_ensembles=self.num_ensembles
+        )
         adapted = get_peft_model(inputs.model, config)
         if Path(self.target).exists():  # wherever the adapter is loaded or published from
             adapted.active_peft_config.base_model_name_or_path = str(Path(self.target).resolve())
@@ -128,7 +151,13 @@ class PpdTraining(TrainingOptions):
         """Implement `TrainingOptions.models`."""
         return {"base_model": hub_name(self.target)}
 
-    def save(self, drafter: PeftModel, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path) -> None:
+    def save(
+        self,
+        drafter: PeftModel,
+        tokenizer: PreTrainedTokenizerBase,
+        record: dict[str, Any],
+        folder: Path,
+    ) -> None:
         """Save the adapter as PEFT does, without PEFT's card, and the record of its training."""
         drafter.save_pretrained(folder)
         (folder / "README.md").unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The adapter: ids after the vocabulary are prompts, and nothing else of the model changes.
 
-Importing this registers the method with PEFT, so that `get_peft_model`, `PeftModel.from_pretrained`, `load_adapter` and
-`AutoPeftModelForCausalLM` know it.
+Importing this registers the method with PEFT, so that `get_peft_model`,
+`PeftModel.from_pretrained`, `load_adapter` and `AutoPeftModelForCausalLM` know it.
 """
 
 from typing import Any
@@ -16,10 +16,12 @@ from .config import PpdConfig, PpdType
 
 
 class PromptEmbedding(nn.Module, BaseTunerLayer):
-    """An input embedding that maps the ids after its vocabulary to prompts; all other ids give exactly what they gave.
+    """An input embedding that maps the ids after its vocabulary to prompts; all other ids give
+    exactly what they gave.
 
     Args:
-        base_layer: the model's input embedding. What it does to its own rows (Gemma scales them) is not done to prompts.
+        base_layer: the model's input embedding. What it does to its own rows (Gemma scales them) is
+            not done to prompts.
     """
 
     adapter_layer_names = ("ppd_prompts",)
@@ -56,7 +58,9 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         return None if self.disable_adapters or not names else self.ppd_prompts[names[0]]
 
     def config(self) -> PpdConfig:
-        """Look up the active adapter's config, which PEFT's own table forgets once another kind of adapter takes its name."""
+        """Look up the active adapter's config, which PEFT's own table forgets once another kind of
+        adapter takes its name.
+        """
         return self.configs[next(name for name in self.active_adapters if name in self.ppd_prompts)]
 
     def forward(self, input_ids: LongTensor) -> Tensor:
@@ -89,8 +93,9 @@ class PpdModel(BaseTuner):
             made_for = getattr(peft_config, name)
             if made_for not in (None, size):
                 raise ValueError(
-                    f"This PPD adapter was made for a base model with {name}={made_for}, and this one has {size}: load it on the "
-                    f"base it belongs to ({peft_config.base_model_name_or_path or 'not recorded'}), not resized."
+                    f"This PPD adapter was made for a base model with {name}={made_for}, and this "
+                    f"one has {size}: load it on the base it belongs to "
+                    f"({peft_config.base_model_name_or_path or 'not recorded'}), not resized."
                 )
             setattr(peft_config, name, size)
         return peft_config
@@ -98,7 +103,9 @@ class PpdModel(BaseTuner):
     def _check_target_module_exists(self, peft_config: PpdConfig, key: str) -> bool:
         return self.model.get_submodule(key) is self.model.get_input_embeddings()
 
-    def _create_and_replace(self, peft_config, adapter_name, target, target_name, parent, current_key, **kwargs) -> None:
+    def _create_and_replace(
+        self, peft_config, adapter_name, target, target_name, parent, current_key, **kwargs
+    ) -> None:
         if not isinstance(target, PromptEmbedding):
             target = PromptEmbedding(target)
             setattr(parent, target_name, target)
@@ -110,7 +117,10 @@ class PpdModel(BaseTuner):
         Raises:
             ValueError: always; prompts are inputs, not weights.
         """
-        raise ValueError("Prompt tokens cannot be merged into a model's weights: they are extra inputs. unload() takes them off.")
+        raise ValueError(
+            "Prompt tokens cannot be merged into a model's weights: they are extra inputs. "
+            "unload() takes them off."
+        )
 
     def merge_and_unload(self, *args: Any, **kwargs: Any) -> None:
         """Refuse to merge the adapter, as `merge_adapter`."""
@@ -124,7 +134,10 @@ def check_embeds_once(model: PreTrainedModel) -> None:
         ValueError: it is one (Gemma 3n, Gemma 4).
     """
     if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", None):
-        raise ValueError(f"{type(model).__name__} embeds every layer's own input by id, and prompt tokens have none.")
+        raise ValueError(
+            f"{type(model).__name__} embeds every layer's own input by id, and prompt tokens have "
+            "none."
+        )
 
 
 def register() -> None:
@@ -142,7 +155,10 @@ def prompt_embedding(model: PreTrainedModel) -> PromptEmbedding:
     """
     embedding = model.get_input_embeddings()
     if not isinstance(embedding, PromptEmbedding):
-        raise ValueError(f"{type(model).__name__} has no PPD adapter: load one with PeftModel.from_pretrained or load_adapter.")
+        raise ValueError(
+            f"{type(model).__name__} has no PPD adapter: load one with PeftModel.from_pretrained "
+            "or load_adapter."
+        )
     return embedding
 
 

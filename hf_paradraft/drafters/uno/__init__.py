@@ -1,4 +1,6 @@
-"""UNO: the target drafts by itself, over noise in the place of the tokens to come, with an adapter that is on in noise alone."""
+"""UNO: the target drafts by itself, over noise in the place of the tokens to come, with an adapter
+that is on in noise alone.
+"""
 
 from .model import UnoDrafter
 

@@ -1,4 +1,6 @@
-"""An adapter that is on in noise alone: the first row of every text passes the model's own layers, the others LoRA's too."""
+"""An adapter that is on in noise alone: the first row of every text passes the model's own layers,
+the others LoRA's too.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +14,42 @@ from peft.tuners.lora import LoraLayer
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-NOISE = torch.randint(
-    2**31, (4096,), generator=torch.Generator().manual_seed(0), device="cpu"
-)  # by position, so that drafts can be repeated
+# by position, so that drafts can be repeated
+NOISE = torch.randint(2**31, (4096,), generator=torch.Generator().manual_seed(0), device="cpu")
 
 
 def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:
-    """Look up noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position always has the same one."""
+    """Look up noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position
+    always has the same one.
+    """
     return NOISE.to(positions.device)[positions % len(NOISE)] % vocab_size
 
 
 def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
-    """Make the forward of a LoRA layer that the first row of every text passes as if there were no adapter."""
+    """Make the forward of a LoRA layer that the first row of every text passes as if there were no
+    adapter.
+    """
     adapted = type(layer).forward
 
     def forward(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if rows.ndim != 3:
-            raise ValueError("This target's layers see rows without their texts, in which an UNO adapter cannot be switched on.")
+            raise ValueError(
+                "This target's layers see rows without their texts, in which an UNO adapter cannot "
+                "be switched on."
+            )
         own, noise = rows[:, :1].contiguous(), rows[:, 1:].contiguous()
-        return torch.cat([layer.base_layer(own, *args, **kwargs), adapted(layer, noise, *args, **kwargs)], dim=1)
+        return torch.cat(
+            [layer.base_layer(own, *args, **kwargs), adapted(layer, noise, *args, **kwargs)], dim=1
+        )
 
     return forward
 
 
-def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str, Tensor]) -> PreTrainedModel:
-    """Copy a target, sharing its weights, with an adapter in all rows of a text but the first; the target stays as it is.
+def with_adapter(
+    target: PreTrainedModel, config: LoraConfig, tensors: dict[str, Tensor]
+) -> PreTrainedModel:
+    """Copy a target, sharing its weights, with an adapter in all rows of a text but the first; the
+    target stays as it is.
 
     Args:
         target: to which the adapter belongs.
@@ -47,8 +60,13 @@ def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str,
         ValueError: the adapter has no place in the target.
     """
     if any(".experts." in name for name in tensors):
-        raise ValueError("This UNO adapter changes experts, which see tokens without their places: such adapters are not served.")
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in (*target.parameters(), *target.buffers())}
+        raise ValueError(
+            "This UNO adapter changes experts, which see tokens without their places: such "
+            "adapters are not served."
+        )
+    shared: dict[int, Any] = {
+        id(tensor): tensor for tensor in (*target.parameters(), *target.buffers())
+    }
     trained = {name for name, parameter in target.named_parameters() if parameter.requires_grad}
     network = copy.deepcopy(target, shared)
     try:
@@ -57,7 +75,8 @@ def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str,
         result = set_peft_model_state_dict(adapted, tensors)
     except (RuntimeError, ValueError) as error:
         raise ValueError(
-            f"This UNO adapter does not fit {type(target).__name__}: it was made for another target. {str(error)[:300]}"
+            f"This UNO adapter does not fit {type(target).__name__}: it was made for another "
+            f"target. {str(error)[:300]}"
         ) from error
     finally:
         for name, parameter in target.named_parameters():  # which PEFT froze
@@ -65,8 +84,8 @@ def with_adapter(target: PreTrainedModel, config: LoraConfig, tensors: dict[str,
     missing = [name for name in result.missing_keys if ".lora_" in name]
     if missing or result.unexpected_keys:
         raise ValueError(
-            f"This UNO adapter does not fit {type(target).__name__}: {len(result.unexpected_keys)} of its weights have no place "
-            f"there, and {len(missing)} are missing."
+            f"This UNO adapter does not fit {type(target).__name__}: {len(result.unexpected_keys)} "
+            f"of its weights have no place there, and {len(missing)} are missing."
         )
     for layer in adapted.modules():
         if isinstance(layer, LoraLayer):

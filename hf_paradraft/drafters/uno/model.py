@@ -1,7 +1,9 @@
-"""UNO adapters as drafters: LoRA on a frozen model, which makes its rows over noise guess (s-sahoo/uno-qwen3-8B; SGLang).
+"""UNO adapters as drafters: LoRA on a frozen model, which makes its rows over noise guess
+(s-sahoo/uno-qwen3-8B; SGLang).
 
-A round's first forward reads the newest token without the adapter, and noise after it with the adapter: the first row gives the
-target's own next token, each further one guesses the token after its own place. The second forward, the target's, verifies.
+A round's first forward reads the newest token without the adapter, and noise after it with the
+adapter: the first row gives the target's own next token, each further one guesses the token after
+its own place. The second forward, the target's, verifies.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ DRAFTS = 5
 
 
 class UnoDrafter(SavedDrafter):
-    """A target that guesses by itself, with an adapter that is on in noise alone; its text stays its own.
+    """A target that guesses by itself, with an adapter that is on in noise alone; its text stays
+    its own.
 
     Args:
         config: of the LoRA adapter.
@@ -51,11 +54,18 @@ class UnoDrafter(SavedDrafter):
 
     kind = "uno"
     title = "UNO adapter"
-    about = "lets the model guess over noise, with LoRA that is on in noise alone, and verify by itself"
+    about = (
+        "lets the model guess over noise, with LoRA that is on in noise alone, and verify by itself"
+    )
     is_adapter = True
     fits = "transformers with hf_paradraft and PEFT, SGLang"
 
-    def __init__(self, config: LoraConfig, tensors: dict[str, Tensor], speculation_config: SpeculationConfig | None = None):
+    def __init__(
+        self,
+        config: LoraConfig,
+        tensors: dict[str, Tensor],
+        speculation_config: SpeculationConfig | None = None,
+    ):
         self.config, self.tensors = config, tensors
         self.speculation_config = speculation_config or SpeculationConfig(DRAFTS)
         self.network: PreTrainedModel | None = None
@@ -63,11 +73,15 @@ class UnoDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by the record next to it: any LoRA adapter looks like it."""
+        """Implement `SavedDrafter.recognises`, by the record next to it: any LoRA adapter looks
+        like it.
+        """
         return folder.record.get("kind") == cls.kind
 
     @classmethod
-    def load_folder(cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any) -> UnoDrafter:
+    def load_folder(
+        cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any
+    ) -> UnoDrafter:
         """Load the adapter in a folder of any publisher; the target is not loaded.
 
         Args:
@@ -83,9 +97,13 @@ class UnoDrafter(SavedDrafter):
         try:
             config = LoraConfig.from_pretrained(str(folder))
         except (AttributeError, RecursionError, TypeError) as error:
-            raise ValueError(f"{folder} has an adapter config that PEFT makes no LoRA of: {error}") from None
+            raise ValueError(
+                f"{folder} has an adapter config that PEFT makes no LoRA of: {error}"
+            ) from None
         tensors = load_file(folder.path / WEIGHTS)
-        if isinstance(wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype):
+        if isinstance(
+            wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype
+        ):
             tensors = {name: tensor.to(wanted) for name, tensor in tensors.items()}
         saved = folder.record.get("speculation_config")
         return cls(config, tensors, None if saved is None else SpeculationConfig.from_saved(saved))
@@ -95,10 +113,20 @@ class UnoDrafter(SavedDrafter):
         """Refuse a folder that is not a whole LoRA adapter, or one that changes more than noise."""
         config = folder.adapter
         if config.get("peft_type") != "LORA":
-            raise ValueError(f"{folder} is a PEFT adapter of type {config.get('peft_type')}, and UNO's are of type LORA.")
-        changed = [name for name in ("modules_to_save", "trainable_token_indices", "alora_invocation_tokens") if config.get(name)]
+            raise ValueError(
+                f"{folder} is a PEFT adapter of type {config.get('peft_type')}, and UNO's are of "
+                "type LORA."
+            )
+        changed = [
+            name
+            for name in ("modules_to_save", "trainable_token_indices", "alora_invocation_tokens")
+            if config.get(name)
+        ]
         if changed or config.get("bias", "none") != "none":
-            raise ValueError(f"{folder} changes more of a model than rows of noise ({', '.join(changed) or 'bias'}): not UNO's.")
+            raise ValueError(
+                f"{folder} changes more of a model than rows of noise "
+                f"({', '.join(changed) or 'bias'}): not UNO's."
+            )
         if not folder.holds(WEIGHTS):
             raise OSError(f"{folder} has no {WEIGHTS}: save the adapter there again.")
         names_of(folder.path / WEIGHTS)
@@ -106,9 +134,14 @@ class UnoDrafter(SavedDrafter):
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write the adapter as PEFT does, and how to use it in `paradraft.json`."""
         self.config.save_pretrained(str(folder))
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()}
+        tensors = {
+            name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()
+        }
         save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        write_json(folder / RECORD, {"kind": self.kind, "speculation_config": asdict(self.speculation_config)})
+        write_json(
+            folder / RECORD,
+            {"kind": self.kind, "speculation_config": asdict(self.speculation_config)},
+        )
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
@@ -120,7 +153,9 @@ class UnoDrafter(SavedDrafter):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast the adapter, as `Tensor.to`, and return itself; it goes where a target is anyway."""
+        """Move or cast the adapter, as `Tensor.to`, and return itself; it goes where a target is
+        anyway.
+        """
         self.tensors = {name: tensor.to(*args, **kwargs) for name, tensor in self.tensors.items()}
         return self
 
@@ -132,21 +167,27 @@ class UnoDrafter(SavedDrafter):
         """Put the adapter next to the target's own weights.
 
         Raises:
-            ValueError: a target that it was not made for, or whose layers do not all keep keys and values of their own.
+            ValueError: a target that it was not made for, or whose layers do not all keep keys and
+                values of their own.
         """
         if attention_windows(target) is None:
             raise ValueError(
-                f"A {self.title} reads keys and values of every layer after a mask, and {type(target).__name__} has none that "
-                f"can be read so{or_sdpa(target)}."
+                f"A {self.title} reads keys and values of every layer after a mask, and "
+                f"{type(target).__name__} has none that can be read so{or_sdpa(target)}."
             )
         if getattr(target.config.get_text_config(), "num_kv_shared_layers", None):
-            raise ValueError(f"{type(target).__name__} shares keys and values between layers, which a {self.title} cannot read.")
+            raise ValueError(
+                f"{type(target).__name__} shares keys and values between layers, which a "
+                f"{self.title} cannot read."
+            )
         if self.speculation_config.compile:
             raise ValueError(
-                f"A {self.title} reads the target's cache, which a compiled forward does not show: leave compile off."
+                f"A {self.title} reads the target's cache, which a compiled forward does not show: "
+                "leave compile off."
             )
         network = pair(self, target).network
-        # Who moves a target puts other tensors in the place of its buffers, and who resizes it in that of its embedding.
+        # Who moves a target puts other tensors in the place of its buffers, and who resizes it in
+        # that of its embedding.
         if network is None or not _tensors(target) <= _tensors(network):
             network = with_adapter(target, self.config, self.tensors)
             pair(self, target, network=network, shapes=_shapes(network))
@@ -157,16 +198,21 @@ class UnoDrafter(SavedDrafter):
         return UnoDrafting(pair(self, target))
 
     def draft_logits(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None = None, num_draft_tokens: int | None = None
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
     ) -> Tensor:
-        """Compute logits `(B, K, V)` of the next tokens in one forward, as `FeatureDrafter.draft_logits`; the first row's are the
-        target's own.
+        """Compute logits `(B, K, V)` of the next tokens in one forward, as
+        `FeatureDrafter.draft_logits`; the first row's are the target's own.
 
         Raises:
             ValueError: it is attached to no target.
         """
         if (target := last_target(self)) is None:
-            raise ValueError(f"A {self.title} drafts with its target's weights: attach(target) first.")
+            raise ValueError(
+                f"A {self.title} drafts with its target's weights: attach(target) first."
+            )
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         return logits_behind(UnoDrafting(pair(self, target)), input_ids, features, count)
 
@@ -188,10 +234,14 @@ class UnoDrafter(SavedDrafter):
         widths = [heads * size for heads, *both in self.shapes for size in both]
         parts = iter(context.split(widths, dim=-1))
         for index, (heads, *_) in enumerate(self.shapes):
-            keys, values = (next(parts).unflatten(-1, (heads, -1)).transpose(1, 2) for _ in range(2))
+            keys, values = (
+                next(parts).unflatten(-1, (heads, -1)).transpose(1, 2) for _ in range(2)
+            )
             cache.update(keys, values, index)
 
-    def read(self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache) -> Tensor:
+    def read(
+        self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache
+    ) -> Tensor:
         """Compute logits `(B, count, V)` after the newest tokens and noise.
 
         Args:
@@ -208,11 +258,18 @@ class UnoDrafter(SavedDrafter):
         sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
         depths = torch.arange(count, device="cpu").expand(rows, -1)
         mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
-        # What is not read, noise beyond a text's own room, stays where the model may have a position.
-        if (context := getattr(self.network.config.get_text_config(), "max_position_embeddings", None)) is not None:
+        # What is not read, noise beyond a text's own room, stays where the model may have a
+        # position.
+        if (
+            context := getattr(
+                self.network.config.get_text_config(), "max_position_embeddings", None
+            )
+        ) is not None:
             positions = positions.clamp(max=context - 1)
         given = with_cache(self.network, cache.cache)
-        return self.network(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **given).logits
+        return self.network(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **given
+        ).logits
 
 
 def _tensors(model: PreTrainedModel) -> set[int]:
@@ -222,14 +279,20 @@ def _tensors(model: PreTrainedModel) -> set[int]:
 
 @torch.no_grad()
 def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
-    """Read one token, and look at what each layer keeps: heads, and numbers of a key and of a value."""
+    """Read one token, and look at what each layer keeps: heads, and numbers of a key and of a
+    value.
+    """
     cache, token = plain_cache(model), torch.zeros((1, 1), dtype=torch.long, device=model.device)
     model(input_ids=token, use_cache=True, **with_cache(model, cache))
-    return [(layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1]) for layer in cache.layers]
+    return [
+        (layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
+        for layer in cache.layers
+    ]
 
 
 class UnoDrafting(ContextDrafting):
-    """A row of noise for every token to be guessed but the first, after what the target has read of each text.
+    """A row of noise for every token to be guessed but the first, after what the target has read of
+    each text.
 
     Args:
         drafter: attached to its target; nothing of it changes.

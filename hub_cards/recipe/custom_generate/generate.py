@@ -13,8 +13,13 @@ def generate(model, assistant_model=None, **kwargs):
         kwargs: of `generate`.
     """
     if assistant_model is None:
-        raise ValueError("This recipe needs a drafter: pass assistant_model=AutoDrafter.from_pretrained(…), or its name.")
+        raise ValueError(
+            "This recipe needs a drafter: pass assistant_model=AutoDrafter.from_pretrained(…), or "
+            "its name."
+        )
     if isinstance(assistant_model, str):
         place = {"": input_device(model)}
-        assistant_model = AutoDrafter.from_pretrained(assistant_model, dtype=model.dtype, device_map=place)
+        assistant_model = AutoDrafter.from_pretrained(
+            assistant_model, dtype=model.dtype, device_map=place
+        )
     return model.generate(assistant_model=assistant_model, **kwargs)

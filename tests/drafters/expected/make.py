@@ -1,9 +1,10 @@
-"""What speculators' own networks give for tests/layouts.py's drafters: run where speculators 0.9.0 is installed.
+"""What speculators' own networks give for tests/layouts.py's drafters: run where speculators 0.9.0
+is installed.
 
     python tests/drafters/expected/make.py
 
-It needs an environment of its own, for its transformers is older. What it writes, expected.safetensors, is compared with our
-networks in tests/drafters/test_published_logits.py.
+It needs an environment of its own, for its transformers is older. What it writes,
+expected.safetensors, is compared with our networks in tests/drafters/test_published_logits.py.
 """
 
 import sys
@@ -32,7 +33,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from layouts import LAYOUTS
 from layouts.parts import D, V
 
-LENGTH, WHOLE = 12, 24  # of the prefix, the newest token included, and of the text that the networks want to see
+# of the prefix, the newest token included, and of the text that the networks want to see
+LENGTH, WHOLE = (
+    12,
+    24,
+)
 
 
 def shared():
@@ -46,7 +51,9 @@ def shared():
 
 def build(config_class, model_class, config, tensors, common):
     """A model with these weights; what it takes of its target is put in by hand."""
-    values = {name: value for name, value in config.items() if name not in ("architectures", "vocab_size")}
+    values = {
+        name: value for name, value in config.items() if name not in ("architectures", "vocab_size")
+    }
     described = SpeculatorsConfig(
         algorithm=config["speculators_model_type"],
         proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=3)],
@@ -68,35 +75,59 @@ def build(config_class, model_class, config, tensors, common):
 
 
 def block(model, common):
-    """A block behind the prefix, every token before one known: hidden states, logits, biases, confidences."""
+    """A block behind the prefix, every token before one known: hidden states, logits, biases,
+    confidences.
+    """
     text = {name: common[name][None] for name in ("features", "ids")}
     anchor = torch.zeros(1, WHOLE)
     anchor[0, LENGTH - 1] = 1
     hidden, logits, *_ = model._backbone_forward(
-        text["features"], text["ids"], anchor, torch.zeros(1, WHOLE, D), torch.zeros(1, WHOLE, dtype=torch.long), max_anchors=1
+        text["features"],
+        text["ids"],
+        anchor,
+        torch.zeros(1, WHOLE, D),
+        torch.zeros(1, WHOLE, dtype=torch.long),
+        max_anchors=1,
     )
     parts = {"logits": logits[0]}
     size = model.block_size
     before = text["ids"][:, LENGTH - 1 : LENGTH - 1 + size]
     if not model.config.sample_from_anchor:
-        anchor_behind = text["ids"][:, LENGTH - 2 : LENGTH - 1] if hasattr(model, "refiner_head") else before[:, :1]
+        anchor_behind = (
+            text["ids"][:, LENGTH - 2 : LENGTH - 1]
+            if hasattr(model, "refiner_head")
+            else before[:, :1]
+        )
         before = torch.cat([anchor_behind, before[:, :-1]], dim=1)
     if hasattr(model, "candidate_selector"):
-        parts["candidates"], parts["scores"] = (part[0] for part in model.candidate_selector.select(logits, hidden, before))
+        parts["candidates"], parts["scores"] = (
+            part[0] for part in model.candidate_selector.select(logits, hidden, before)
+        )
     if hasattr(model, "refiner_head"):
         parts["bias"] = model.refiner_head.block_bias(before, hidden.view(1, size, -1))[0]
     if (head := getattr(model, "markov_head", None)) is not None:
         embedded = head.prev_embeddings(before)
-        parts["bias"] = head.block_bias(prev_token_ids=before, hidden_states=hidden.view(1, size, -1))[0]
-        parts["confidence"] = model.confidence_head(torch.cat([hidden.view(1, size, -1), embedded], dim=-1))[0]
+        parts["bias"] = head.block_bias(
+            prev_token_ids=before, hidden_states=hidden.view(1, size, -1)
+        )[0]
+        parts["confidence"] = model.confidence_head(
+            torch.cat([hidden.view(1, size, -1), embedded], dim=-1)
+        )[0]
     return parts
 
 
 def pairs(model, common):
-    """Two steps of EAGLE-3: behind every pair, and behind the true next token fed with the drafter's own state."""
+    """Two steps of EAGLE-3: behind every pair, and behind the true next token fed with the
+    drafter's own state.
+    """
     seen = []
     model.lm_head.register_forward_hook(lambda module, args, output: seen.append(output[0]))
-    model(common["features"][None, :-1], common["ids"][None, 1:], torch.zeros(1, WHOLE - 1, dtype=torch.long), ttt_steps=2)
+    model(
+        common["features"][None, :-1],
+        common["ids"][None, 1:],
+        torch.zeros(1, WHOLE - 1, dtype=torch.long),
+        ttt_steps=2,
+    )
     return {"logits": seen[0], "second": seen[1]}
 
 
@@ -114,7 +145,10 @@ def masks(model, common, depths=4):
     torch.manual_seed(seed)
     hidden = torch.zeros(1, size, D)
     documents = torch.zeros(1, size, dtype=torch.long)
-    options |= {"verifier_last_hidden_states": hidden, "loss_config": resolve_loss_config("kl_div", "eager")}
+    options |= {
+        "verifier_last_hidden_states": hidden,
+        "loss_config": resolve_loss_config("kl_div", "eager"),
+    }
     model(common["features"][None, :-1], common["ids"][None, 1:], documents, **options)
     return {"logits": torch.stack([seen[0][int(row)] for row in rows])}
 
@@ -134,7 +168,9 @@ def main():
         config, weights = make()
         if (kind := config.get("speculators_model_type")) is not None:
             config_class, model_class, run = classes[kind]
-            for what, tensor in run(build(config_class, model_class, config, weights, common), common).items():
+            for what, tensor in run(
+                build(config_class, model_class, config, weights, common), common
+            ).items():
                 tensors[f"{name}: {what}"] = tensor.contiguous()
     file = Path(__file__).with_name("expected.safetensors")
     save_file({**tensors, **common}, file)
