@@ -6,17 +6,21 @@ BIN := $(VENV)/bin
 # One thread for each of the test processes: two that use all cores slow each other tenfold.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
 
-.PHONY: demo test check fuzz mutations lowest newest versions gpu quality micro family public docs screenshots pictures card clean
+.PHONY: demo test nightly check fuzz mutations lowest newest versions gpu quality micro family public docs screenshots pictures card clean
 
 demo: $(VENV)/installed
 	$(BIN)/paradraft demo
 
 test: $(VENV)/installed
-	$(PYTEST) -n auto --dist loadgroup
+	$(PYTEST) -n auto --dist loadgroup -m "not nightly"
+
+# The tests that take half a minute and more each.
+nightly: $(VENV)/installed
+	$(PYTEST) -n auto --dist loadgroup -m nightly
 
 # Quality, and the tests that take some three seconds at most: about two minutes on two cores.
 check: quality
-	$(PYTEST) -n auto --dist loadgroup -m "not slow and not browser and not gpu"
+	$(PYTEST) -n auto --dist loadgroup -m "not slow and not nightly and not browser and not gpu"
 
 # The property tests with new cases, again and again, for as long as SECONDS says; stops at the first failure.
 SECONDS ?= 600
@@ -30,7 +34,7 @@ mutations: $(VENV)/installed
 
 # The fast tests with the lowest versions that pyproject.toml allows, and the exactness tests with the newest transformers that
 # pip finds, each in a virtual environment of its own; `make versions` runs some three minutes of both.
-FAST := -n auto --dist loadgroup -m "not slow and not browser and not gpu"
+FAST := -n auto --dist loadgroup -m "not slow and not nightly and not browser and not gpu"
 EXACT := tests/test_names.py tests/integration/test_hook.py tests/integration/test_look.py tests/decoding tests/drafters/test_kinds.py
 FIRST := tests/test_names.py tests/integration tests/decoding/test_lossless.py tests/decoding/test_batches.py \
 	tests/decoding/test_rows_of_a_batch.py tests/decoding/test_call.py tests/drafters/test_kinds.py

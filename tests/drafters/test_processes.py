@@ -35,7 +35,7 @@ if torch.distributed.is_initialized():
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_parts_and_processes_train_what_one_does(folder):
     """The same samples in every step, the same rows and anchors of each, the same mean over all
     that is learned; one saves.

@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# which wants packages of others
-EXAMPLES = sorted(set((ROOT / "examples").glob("*.py")) - {ROOT / "examples" / "peers.py"})
+LONG = {"train_job", "grpo", "lm_eval"}  # half a minute to a minute each
+EXAMPLES = [
+    pytest.param(script, marks=pytest.mark.nightly if script.stem in LONG else ())
+    for script in sorted((ROOT / "examples").glob("*.py"))
+    if script.stem != "peers"  # which wants packages of others
+]
 
 SAID = (
     "per round",
