@@ -26,8 +26,8 @@ for run in sys.argv[1:]:
                "optim": "sgd", "max_grad_norm": 0.0}
     train_pard("small", "rows.jsonl", out + "/pard", **options)
     options |= {"eval_file": "one.jsonl" if out == "two" else None}
-    for train in (train_parallelspec, train_dspark, train_eagle3):
-        name = train.__name__.removeprefix("train_")
+    kinds = {"parallelspec": train_parallelspec, "dspark": train_dspark, "eagle3": train_eagle3}
+    for name, train in kinds.items():
         options |= {"cache_dir": f"{out}/states-{name}"}
         train("target", "rows.jsonl", f"{out}/{name}", **options)
 if torch.distributed.is_initialized():
