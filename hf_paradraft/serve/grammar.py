@@ -55,9 +55,9 @@ def check_ends(grammar: str) -> None:
     """
     try:
         subprocess.run(
-            [sys.executable, "-P", "-c", READ],
+            [sys.executable, "-P", "-X", "utf8", "-c", READ],
             input=grammar,
-            text=True,
+            encoding="utf-8",
             check=True,
             timeout=SECONDS,
             stderr=subprocess.DEVNULL,
