@@ -41,6 +41,23 @@ def features_behind(drafter, target, ids, **images):
         return {key: states[:, :-1] for key, states in features.rows.items()}
 
 
+class FeaturesOfPrefixes:
+    """The features of `features_behind`, which for a causal target are a longer text's first
+    ones.
+    """
+
+    def __init__(self, drafter, target, **images):
+        self.drafter, self.target, self.images, self.read = drafter, target, images, []
+
+    def __call__(self, ids):
+        length = ids.shape[1]
+        for text, features in self.read:
+            if torch.equal(text[:, :length], ids):
+                return {key: states[:, : length - 1] for key, states in features.items()}
+        self.read.append((ids, features_behind(self.drafter, self.target, ids, **self.images)))
+        return self.read[-1][1]
+
+
 def guesses_of_a_call(drafter, target, ids, answers=None, **options):
     """What the engine was given, with the prefixes that it had asked about; every other round goes
     by the answers, if any.
@@ -70,14 +87,14 @@ def check_guesses(drafter, target, seen, tolerance=1e-3, **images):
     """What `guesses_of_a_call` gave is what `draft_logits` gives behind the whole prefixes; how
     many guesses that were.
     """
-    checked = 0
-    for ids, room, guess in seen:
+    checked, features = 0, FeaturesOfPrefixes(drafter, target, **images)
+    # the longest first: what the target reads of a text is read once
+    for ids, room, guess in sorted(seen, key=lambda one: -one[0].shape[1]):
         if not room or not len(guess.logits):
             continue
         count = 1 if guess.extend is not None else room
         with torch.no_grad():
-            features = features_behind(drafter, target, ids, **images) or None
-            expected = drafter.draft_logits(ids, features, count)[0]
+            expected = drafter.draft_logits(ids, features(ids) or None, count)[0]
         given = guess.logits[:count]
         if guess.bias is not None:  # draft_logits goes along the most probable tokens
             token, states = ids[0, -1:], [None]

@@ -186,9 +186,8 @@ def paradraft(*arguments, stdin=b"", **environment):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 @pytest.mark.parametrize(
-    "command", [["--help"], ["bench", "--help"], ["info", str(FAMILY / "pard")]], ids=" ".join
+    ("encoding", "command"), [("ascii", ["bench", "--help"]), ("cp1252", ["info", FAMILY / "pard"])]
 )
 def test_no_console_ends_for_the_sake_of_a_character(encoding, command):
     code, shown = paradraft(*command, PYTHONIOENCODING=encoding)
@@ -237,12 +236,22 @@ def test_a_prompt_from_standard_input():
     assert "Grüße, Mia" in shown.decode()
 
 
-@pytest.mark.parametrize(("prompt", "stdin", "said"), [
-    ("-", b"\xff\xfe\xfa", b"no text in UTF-8"), ("-", b"  ", b"prompt is empty"), (b"\xff", b"",
-    b"half a character"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("prompt", "stdin", "said"),
+    [
+        ("-", b"\xff\xfe\xfa", "no text in UTF-8"),
+        ("-", b"  ", "prompt is empty"),
+        ("\udcff", b"", "half a character"),
+    ],
+)
 def test_a_prompt_that_is_no_text(prompt, stdin, said):
-    code, shown = paradraft("generate", prompt, stdin=stdin)
+    result = CliRunner().invoke(app, ["generate", prompt], input=stdin)
+    assert isinstance(result.exception, ValueError)
+    assert said in str(result.exception)
+
+
+def test_an_error_is_a_sentence_on_the_console():
+    code, shown = paradraft("generate", b"\xff")
     assert code == 1
-    assert said in shown
+    assert b"half a character" in shown
     assert b"Traceback" not in shown

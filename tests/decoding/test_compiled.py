@@ -17,7 +17,7 @@ def compilations():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree_size", [None, 12])
+@pytest.mark.parametrize("tree_size", [None, pytest.param(12, marks=pytest.mark.nightly)])
 def test_compiled_rounds_are_lossless(tree_size):
     torch._dynamo.reset()
     target = tiny_model(num_hidden_layers=1)
@@ -41,7 +41,7 @@ def test_compiled_rounds_are_lossless(tree_size):
     assert compilations() == warm
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @torch._dynamo.config.patch(recompile_limit=3)
 def test_compiled_forwards_keep_no_model_alive(monkeypatch):
     """More shapes than PyTorch keeps run uncompiled, with the same output; and a compiled model can

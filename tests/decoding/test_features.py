@@ -196,7 +196,7 @@ def test_features_of_scaled_embeddings_and_windows_are_the_targets():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tree_size", [None, 7])
+@pytest.mark.parametrize("tree_size", [pytest.param(None, marks=pytest.mark.nightly), 7])
 def test_features_of_compiled_rounds_are_the_targets(tree_size):
     torch._dynamo.reset()
     target = tiny_model(num_hidden_layers=2)

@@ -19,7 +19,7 @@ from hf_paradraft.demo import FAMILY, QUESTIONS
 PAGE = ROOT / "docs" / "train.md"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_on_this_machine_alone(tmp_path):
     block = (
         blocks(PAGE, "bash")[1]

@@ -128,7 +128,13 @@ def test_a_cache_that_is_too_short_grows(kind, make, calls, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.nightly if kind == "speculators EAGLE-3" else ())
+        for kind in KINDS[1:]
+    ],
+)
 def test_nothing_is_compiled_again(kind, make, monkeypatch):
     """Each shape once, in one piece; calls of other lengths share what there is."""
     torch._dynamo.reset()

@@ -52,6 +52,18 @@ NAMES = [
     pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS and name not in SOME else name
     for name in KINDS
 ]
+# each layout in a chain or in a tree; in the other one at night
+BOTH = [
+    pytest.param(
+        name,
+        size,
+        marks=()
+        if name not in LAYOUTS or name in SOME
+        else (pytest.mark.slow if number % 2 == (size is None) else pytest.mark.nightly),
+    )
+    for number, name in enumerate(KINDS)
+    for size in (None, 7)
+]
 PROMPTS = [
     [3, 5, 7, 9, 2, 6],
     [11, 4],
@@ -103,8 +115,7 @@ def texts_of(target):
     ]
 
 
-@pytest.mark.parametrize("size", [None, 7])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "size"), BOTH)
 def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
     """Every other round goes by the texts, a different way in each sequence, so that the rows are
     ragged.

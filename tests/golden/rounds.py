@@ -194,14 +194,16 @@ def digest(trace):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--record", action="store_true", help="record all cases anew")
-    parser.add_argument("--only", default="", help="cases that begin with this")
+    parser.add_argument(
+        "--only", nargs="*", default=[""], help="cases that begin with one of these"
+    )
     parser.add_argument("--show", help="print the rounds of a case")
     options = parser.parse_args()
     if options.show:
         for call in trace_of(options.show):
             print(call["ids"], *call["rounds"], sep="\n")
         return
-    found = {case: digest(trace_of(case)) for case in CASES if case.startswith(options.only)}
+    found = {case: digest(trace_of(case)) for case in CASES if case.startswith(tuple(options.only))}
     if options.record:
         lines = ",\n".join(
             f"{json.dumps(case)}: {json.dumps(seen)}" for case, seen in found.items()

@@ -152,7 +152,7 @@ def test_packed_targets_that_cannot_be_read_are_refused(tmp_path):
         open_target(str(tmp_path / "bad.gguf"), {})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_overlap_is_a_case_of_the_benchmark(tmp_path):
     arguments = [
         "bench",

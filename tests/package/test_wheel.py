@@ -79,6 +79,7 @@ def wanted_by(name, found):
     return found
 
 
+@pytest.mark.nightly
 def test_it_runs_without_extras(wheel, hub, tmp_path):
     """An environment with what the wheel asks for and nothing else: linked, for it is installed
     here, and not once more.

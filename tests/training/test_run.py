@@ -41,7 +41,14 @@ RUNS = {
 }
 
 
-@pytest.fixture(params=RUNS)
+# a causal LM, an adapter, and a network that reads states; the others at night
+SOME = [
+    pytest.param(kind, marks=() if kind in ("pard", "ppd", "eagle3") else pytest.mark.nightly)
+    for kind in RUNS
+]
+
+
+@pytest.fixture(params=SOME)
 def run(request, folder):
     """A kind's training of the tiny target, as a function of the output's name and options."""
     if request.param == "eagle3":
