@@ -24,8 +24,9 @@ from .reading import ReadingDrafting
 
 
 class AutoregressiveDrafter(SavedDrafter):
-    """A causal LM as a drafter that guesses one token a forward; where trees are wanted, it
-    continues several candidates.
+    """A causal LM as a drafter that guesses one token per forward.
+
+    Where trees are wanted, it continues several candidates.
 
     Args:
         model: a causal LM that takes explicit masks, with the target's tokens.
@@ -79,15 +80,15 @@ class AutoregressiveDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by what `write` adds to the model's own
-        `config.json`.
+        """Implement `SavedDrafter.recognises`, by the record that `write` adds to the config.
+
+        The model's own `config.json` holds it.
         """
         return folder.provenance.get("kind") == cls.kind
 
     @classmethod
     def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> AutoregressiveDrafter:
-        """Load the causal LM in a folder as a drafter, with the `speculation_config` that was saved
-        with it, if any.
+        """Load a folder's causal LM as a drafter, with its saved `speculation_config` if any.
 
         Args:
             folder: with its files.
@@ -112,9 +113,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List the model's architecture, its vocabulary size and the number of drafts, as (name,
-        value) pairs.
-        """
+        """List architecture, vocabulary size and number of drafts, as (name, value) pairs."""
         options = provenance_of(config).get("speculation_config") or {}
         return [
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
@@ -123,8 +122,9 @@ class AutoregressiveDrafter(SavedDrafter):
         ]
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Save the model with a config that says that it is a drafter; the loaded model's own
-        config stays as it is.
+        """Save the model with a config that says that it is a drafter.
+
+        The loaded model's own config stays as it is.
         """
         check_merged(self.model)
         mend_sampling(self.model.generation_config)
@@ -145,8 +145,9 @@ class AutoregressiveDrafter(SavedDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """Compute logits of the next tokens after a whole prefix, each after the most probable one,
-        without caches.
+        """Compute logits of the tokens after whole prefixes, without caches.
+
+        Each row follows the most probable tokens of the rows before it.
 
         Args:
             input_ids: int64 `(B, n)`, without padding.

@@ -32,8 +32,9 @@ logger = logging.get_logger(__name__)
 
 
 def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
-    """Make an empty cache for a drafter whose layers all keep every token; a static one where
-    `num_slots` are asked for.
+    """Make an empty cache for a drafter whose layers all keep every token.
+
+    It is a static one where `num_slots` are asked for.
     """
     if num_slots:
         return static_cache(model, num_slots)
@@ -43,8 +44,9 @@ def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
 
 
 def make_room(cache: RaggedCache, count: int) -> None:
-    """Let a static cache hold `count` entries after the longest row's end; a longer one takes its
-    place if it has to.
+    """Make room for `count` entries after the longest row's end in a static cache.
+
+    Longer layers take the place of its own if they have to. Other caches stay as they are.
     """
     if cache.num_slots is None or cache.end + count <= (old_slots := cache.num_slots):
         return
@@ -62,8 +64,9 @@ def make_room(cache: RaggedCache, count: int) -> None:
 
 
 def compiled_method(method: Any, compiled: bool) -> Any:
-    """Compile a drafter's method as the target's forward is, if wanted: its first argument is a
-    tensor, its output is copied.
+    """Compile a drafter's method as the target's forward is, if `compiled`.
+
+    The method's first argument is a tensor. Its output is copied.
     """
     if not compiled:
         return method
@@ -78,8 +81,9 @@ def compiled_method(method: Any, compiled: bool) -> Any:
 def guesses_of(
     logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any
 ) -> list[GuessedLogits]:
-    """Make the guesses after each prefix, as many as there is room for; none where it has no
-    logits.
+    """Make the guesses after each prefix, as many as there is room for.
+
+    A prefix without logits gets none.
 
     Args:
         logits: `(K, V')` of each.
@@ -95,8 +99,9 @@ def guesses_of(
 
 @torch.no_grad()
 def check_continues(model: PreTrainedModel) -> None:
-    """Try once whether `model` reads several tokens after a state as it reads them one after the
-    other; not all can.
+    """Check that `model` reads several tokens after a state as it reads them one by one.
+
+    Not all models can. Each is tried once.
 
     Args:
         model: a drafter.
@@ -128,9 +133,7 @@ def check_continues(model: PreTrainedModel) -> None:
 
 
 def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
-    """Compute logits `(1, n, V)` float32 of some tokens, read after each other in parts of these
-    sizes.
-    """
+    """Compute logits `(1, n, V)` float32 of some tokens, read in parts of these sizes."""
     cache = DynamicCache(config=model.config.get_text_config())
     parts = []
     for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
@@ -209,8 +212,9 @@ class Nodes:
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
-    """Make the mask and depths of texts' new tokens and masks after: each sees its text up to
-    itself; padding, only itself.
+    """Make the mask and depths of texts' new tokens and of the masks after them.
+
+    Each row sees its text up to itself; padding sees only itself.
 
     Args:
         padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
@@ -234,8 +238,10 @@ def newer_halves(
     prefixes: list[Prefix],
     context: int | None,
 ) -> tuple[int, list[int]]:
-    """Move on where texts begin to be read, once positions run out, and guess no more than there
-    are positions for.
+    """Move the starts of texts on once positions run out, and limit the guesses.
+
+    A text that is too long is read from its newer half on, and no more tokens are guessed than
+    there are positions for.
 
     Args:
         rows: the texts, int64 `(n,)` each.
@@ -263,8 +269,9 @@ def newer_halves(
 
 
 def fused_rows(model: Any, observations: Sequence[Observation | None]) -> dict[int, Tensor]:
-    """Fuse what the target's forward brought, of all rows at once; by the row, without those of
-    which it brought nothing.
+    """Fuse the features that the target's forward brought, of all rows at once.
+
+    The result is by row, without rows of which the forward brought nothing.
 
     Args:
         model: has `fuse`.

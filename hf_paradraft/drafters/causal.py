@@ -26,8 +26,9 @@ from .reader import Reader, RowModel
 
 
 def unwrapped(model: Any) -> Any:
-    """Take a model out of what PEFT or `torch.compile` has put around it; its adapters stay in it.
-    A name stays a name.
+    """Take a model out of the wrappers of PEFT or `torch.compile`.
+
+    Its adapters stay in it. A name stays a name.
     """
     return innermost(model) if isinstance(model, torch.nn.Module) else model
 
@@ -66,8 +67,9 @@ def check_drafts(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def logits_after(model: PreTrainedModel, input_ids: LongTensor, masks: Sequence[int]) -> Tensor:
-    """Compute logits after each prefix and each mask, by one forward without caches; what caches
-    are tested against.
+    """Compute logits after each prefix and each mask, by one forward without caches.
+
+    Caches are tested against this.
 
     Args:
         model: a causal LM.
@@ -98,8 +100,9 @@ class CausalRows(RowModel):
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `RowModel.text`: the ids, int64 `(B, M)`, with `unknown` for those that the
-        model does not have.
+        """Implement `RowModel.text`: ids, with `unknown` for those that the model does not have.
+
+        The ids are int64 `(B, M)`.
         """
         return ids.where(
             (ids >= 0) & (ids < self.stack.get_input_embeddings().num_embeddings), self.unknown
@@ -119,8 +122,9 @@ class CausalRows(RowModel):
         cache: Cache,
         count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Implement `RowModel.forward_rows`, by the model's own forward; nodes are fed with nothing
-        but their ids.
+        """Implement `RowModel.forward_rows`, by the model's own forward.
+
+        Nodes are fed with nothing but their ids.
         """
         fed = {
             "inputs_embeds" if inputs.is_floating_point() else "input_ids": inputs,
@@ -139,8 +143,9 @@ class CausalRows(RowModel):
         )
 
     def reader(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Implement `RowModel.reader`; a model that takes no explicit masks reads one text at a
-        time.
+        """Implement `RowModel.reader`: `OneTextReader` for a model without explicit masks.
+
+        It reads one text at a time.
         """
         if attention_windows(self.stack) is None:
             return OneTextReader(self)
@@ -150,8 +155,9 @@ class CausalRows(RowModel):
 def read_with_masks(
     model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int
 ) -> Tensor:
-    """Compute logits after a prefix and each mask; the cache then holds `ids`, or fewer of them
-    where layers are recurrent.
+    """Compute logits after a prefix and each mask, by reading on from a cache.
+
+    The cache then holds `ids`, or fewer of them where layers are recurrent.
 
     Args:
         model: run once, or twice where many tokens wait to be read after a recurrent state.
@@ -196,8 +202,9 @@ def read_with_masks(
 
 
 class OneTextReader:
-    """One call's reading by a causal LM that takes no explicit masks: flash attention's, or one
-    with a recurrent state.
+    """One call's reading by a causal LM that takes no explicit masks.
+
+    Such a model has flash attention or a recurrent state.
 
     Args:
         model: the causal LM, and its masks.
@@ -234,8 +241,9 @@ class OneTextReader:
         return [read_with_masks(network, ids[None, self.start :], self.cache, masks, model.unknown)]
 
     def _forget(self, length: int) -> None:
-        """Drop what was read after so many tokens; where that is not in the cache alone, all is
-        read anew.
+        """Drop the tokens that were read after the first `length`.
+
+        Where the cache cannot be cropped so, all is read anew.
         """
         self.length = min(self.length, length)
         more = self.start + self.cache.get_seq_length() - self.length
@@ -265,8 +273,9 @@ def load_whole(
     args: tuple,
     kwargs: dict,
 ) -> Any:
-    """Load a model with exactly the weights that lie in a folder, of safetensors alone: pickles may
-    lie next to them.
+    """Load a model with exactly the weights of a folder's safetensors.
+
+    Pickles may lie next to them, and are not read.
 
     Args:
         load: `from_pretrained` of its class.

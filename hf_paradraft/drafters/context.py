@@ -96,8 +96,9 @@ class ContextDrafting(Drafting):
     def where_read(
         self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None
     ) -> list[GuessedLogits]:
-        """Keep guesses after rows of which all but the newest token has been read; nothing after
-        others, or without guesses.
+        """Keep the guesses of rows of which all but the newest token has been read.
+
+        Other rows get none, and no row gets any without `guesses`.
         """
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if guesses is None:

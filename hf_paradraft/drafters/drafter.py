@@ -69,8 +69,9 @@ class SavedDrafter(Drafter, ABC):
     @classmethod
     @abstractmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Tell whether a folder with a config holds a drafter of this kind; of all kinds at most
-        one may say so.
+        """Tell whether a folder with a config holds a drafter of this kind.
+
+        Of all kinds at most one may say so.
         """
 
     @classmethod
@@ -189,14 +190,16 @@ class SavedDrafter(Drafter, ABC):
         return self
 
     def remember(self, record: dict[str, Any]) -> None:
-        """Keep how it was trained; `write` puts that into `config.json`, as `{"paradraft":
-        {"training": record}}`.
+        """Keep the record of the drafter's training.
+
+        `write` puts it into `config.json`, as `{"paradraft": {"training": record}}`.
         """
         self.paradraft = {**self.paradraft, "training": record}
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Write it into a folder, with how to use it and how it was trained, and nothing of its
-        target; each file whole.
+        """Write the drafter into a folder, each file whole, with nothing of its target.
+
+        The config also says how to use it and how it was trained.
         """
         config, tensors = self.contents()
         config["paradraft"] = {
@@ -259,8 +262,7 @@ class SavedDrafter(Drafter, ABC):
     def push_to_hub(
         self, repo_id: str, tokenizer: PreTrainedTokenizerBase | None = None, **kwargs: Any
     ) -> CommitInfo:
-        """Publish weights, configs and card in one commit, and the tokenizer of a drafter that has
-        one.
+        """Publish weights, configs, card and the drafter's tokenizer, if any, in one commit.
 
         Args:
             repo_id: `user/name`.

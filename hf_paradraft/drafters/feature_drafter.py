@@ -46,8 +46,9 @@ PADDING = 512  # rows by which tables of one vocabulary differ, padded to this o
 
 
 class FeatureDrafter(nn.Module, SavedDrafter):
-    """A network that reads features of a target, and shares its embedding and head where it has
-    none of its own.
+    """A network that reads a target's features, and may share its embedding and head.
+
+    It shares those that it has not got itself.
 
     Attributes:
         known_as: what `identify` calls its folders.
@@ -107,8 +108,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     def begin_as(
         self, config: Any, vocabulary: LongTensor | None, own_embedding: bool, own_head: bool
     ) -> None:
-        """Begin as a published drafter does: with a first matrix, layers and a norm, and what else
-        it has of its own.
+        """Begin as a published drafter does, with a first matrix, layers and a norm.
+
+        The embedding and head that it has of its own are made too.
 
         Args:
             config, vocabulary, own_embedding, own_head: as for the kind.
@@ -157,8 +159,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @classmethod
     def mend(cls, weights: dict[str, Tensor]) -> None:
-        """Bring published weights into our form, where a kind's differ by more than names. Most do
-        nothing.
+        """Bring published weights into this library's form, where more than names differ.
+
+        Most kinds do nothing.
         """
 
     @classmethod
@@ -226,8 +229,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             self.shortlist.save(folder)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast as a module, but for rotary tables: bf16 is off by radians after some
-        hundred tokens.
+        """Move or cast as a module does, but keep the dtype of rotary tables.
+
+        In bf16, they are off by radians after some hundred tokens.
         """
         # Gemma scales it
         computed = [
@@ -331,8 +335,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             )
 
     def started_beside(self, target: PreTrainedModel) -> Self:
-        """Attach an untrained drafter to `target`, and copy the scale of the target's final norm,
-        which its head is used to.
+        """Attach an untrained drafter to `target`, and copy the scale of the target's final norm.
+
+        The head is used to that scale.
         """
         with torch.no_grad():
             final_norm(self.stack).weight.copy_(final_scale(target))
@@ -345,8 +350,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Begin one call's drafting with the target that it was attached to last; arguments as for
-        `ReadingDrafting`.
+        """Begin one call's drafting with the target that was attached last.
+
+        Arguments as for `ReadingDrafting`.
         """
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
@@ -389,8 +395,9 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         return self.shared.embed(ids, self.raw_target).to(self.device, self.dtype)
 
     def logits(self, states: Tensor) -> Tensor:
-        """Compute logits `(…, V')` of normed states by its own head, scale and softcap, or by the
-        target's where it has none.
+        """Compute logits `(…, V')` of normed states, by the drafter's own head or the target's.
+
+        Scale and softcap, too, are its own, or the target's where it has none.
         """
         if self.head is None:
             return self.shared.logits(states, self.softcap, self.logit_scale, self.raw_target)

@@ -25,8 +25,7 @@ CONTEXT = 32_768  # of a target that does not say how long texts may be
 def decoder_stack(
     config: PreTrainedConfig, weights: dict[str, Tensor] | None = None
 ) -> PreTrainedModel:
-    """Build decoder layers and final norm, as transformers makes them from `config`; fed with
-    `inputs_embeds`.
+    """Build decoder layers and final norm as transformers does, fed with `inputs_embeds`.
 
     Args:
         config: of the layers.
@@ -63,8 +62,9 @@ def decoder_stack(
 
 
 def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
-    """Make the same layers with a checkpoint's weights, by transformers, which fuses experts and
-    knows older names.
+    """Make the same layers with a checkpoint's weights.
+
+    transformers loads them, as it fuses experts and knows older names.
     """
     dtype = next(iter(weights.values())).dtype
     # which is not used
@@ -90,8 +90,9 @@ def _with_weights(stack: Any, weights: dict[str, Tensor]) -> Any:
 
 
 def embedding_of(config: PreTrainedConfig, vocab_size: int) -> nn.Embedding:
-    """Make an embedding for layers of this config, scaled as they read it: Gemma 4's by the square
-    root of its width.
+    """Make an embedding for layers of this config, scaled as they read it.
+
+    Gemma 4's is scaled by the square root of its width.
     """
     if config.model_type == GEMMA4:
         return Gemma4TextScaledWordEmbedding(
@@ -101,8 +102,9 @@ def embedding_of(config: PreTrainedConfig, vocab_size: int) -> nn.Embedding:
 
 
 def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tuple[Tensor, Tensor]:
-    """Compute the rotary cosines and sines `(B, M, head)` of positions `(B, M)`, in the dtype of
-    `states`.
+    """Compute the rotary cosines and sines `(B, M, head)` of positions `(B, M)`.
+
+    They have the dtype of `states`.
     """
     if stack.config.model_type == GEMMA4:
         return stack.rotary_emb(states, positions, "full_attention")
@@ -110,8 +112,9 @@ def turns(stack: PreTrainedModel, states: Tensor, positions: LongTensor) -> tupl
 
 
 def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
-    """Read a target's sizes, for the config of layers like its own: of Llama, Qwen3, or others that
-    name them so.
+    """Read a target's sizes, for the config of layers like its own.
+
+    These layers are Llama's, Qwen3's, or others that name the sizes so.
     """
     config = target.config.get_text_config()
     if getattr(config, "num_attention_heads", None) is None:
@@ -140,8 +143,9 @@ def sizes_of(target: PreTrainedModel) -> dict[str, Any]:
 def describe_layers(
     config: PreTrainedConfig, num_layers: int, dense: bool = True
 ) -> dict[str, Any]:
-    """Describe `num_layers` layers of a target's own class, of full attention if it has any, as a
-    config.
+    """Describe `num_layers` layers of a target's own class, as a config.
+
+    They have full attention if the target has any.
 
     Args:
         config: of the target's text.
@@ -194,8 +198,9 @@ def describe_layers(
 
 
 def last_position(stack: PreTrainedModel) -> int | None:
-    """Find the last position of a stack that has a table of them; None where positions turn, and
-    have no end.
+    """Find the last position of a stack that has a table of positions.
+
+    None: positions turn, and have no end.
     """
     turns = any(name.endswith("rotary_emb") for name, _ in stack.named_modules())
     size = getattr(stack.config.get_text_config(), "max_position_embeddings", None)
@@ -209,8 +214,7 @@ def run(
     positions: LongTensor,
     cache: Cache,
 ) -> Tensor:
-    """Compute normed states `(B, M, hidden)` after `inputs`, whose keys and values are added to
-    `cache`.
+    """Compute normed states `(B, M, hidden)` of `inputs`; `cache` gets their keys and values.
 
     Args:
         stack: from `decoder_stack`.
@@ -227,8 +231,9 @@ def run(
 
 
 def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:
-    """Run a layer of Gemma 4 after its attention: input and attention's output are `(B, M, hidden)`
-    each.
+    """Run the rest of a layer of Gemma 4 after its attention.
+
+    Input and attention's output are `(B, M, hidden)` each.
     """
     states = states + layer.post_attention_layernorm(attended)
     inner = layer.mlp(layer.pre_feedforward_layernorm(states))

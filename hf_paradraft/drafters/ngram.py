@@ -13,8 +13,9 @@ from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, Speculat
 
 
 class NgramDrafter(Drafter):
-    """A drafter that copies what followed the longest, then newest, match of the text's end in the
-    text itself or a memory.
+    """A drafter that copies the tokens after an earlier match of the text's end.
+
+    The longest match counts, then the newest, in the text itself or in a memory.
 
     Args:
         longest: tokens of a match in the text itself at most.
@@ -64,8 +65,9 @@ class NgramDrafting(Drafting):
         self.lookup = PromptLookup(drafter.longest, drafter.shortest, drafter.memory, vocab_size)
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """Copy a chain for each sequence, in trees one from each source; none where nothing like it
-        was there before.
+        """Copy a chain of tokens for each sequence; in trees, one from each source.
+
+        A sequence without an earlier match gets none.
         """
         guesses = []
         for index, prefix in enumerate(prefixes):

@@ -12,8 +12,9 @@ from ..notes import notes_on
 
 
 def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
-    """Look up or make a drafter's view of one target: the same weights, and what that target alone
-    shares with it.
+    """Look up or make a drafter's view of one target.
+
+    It has the drafter's weights, and the things that this target alone shares with the drafter.
 
     Args:
         drafter: a module; its copies and pickles hold nothing of a target.
@@ -31,8 +32,9 @@ def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
 
 
 def remember_target(drafter: Any, target: PreTrainedModel) -> None:
-    """Note what a drafter was attached to last, for `draft_logits`; neither keeps the other
-    alive.
+    """Note the target that a drafter was attached to last, for `draft_logits`.
+
+    Neither keeps the other alive.
     """
     notes_on(drafter)["target"] = weakref.ref(target)
 

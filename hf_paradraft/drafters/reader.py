@@ -65,13 +65,15 @@ class RowModel(ABC):
 
     @abstractmethod
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Make inputs `(B, M, hidden)` of tokens `(B, M)`, with what is kept of those before, `(B,
-        M, F)`; or ids `(B, M)`.
+        """Make inputs `(B, M, hidden)` of tokens `(B, M)`, or ids `(B, M)`.
+
+        `fused`, `(B, M, F)`, holds the features of the tokens before.
         """
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
-        """Make inputs of `count` masks, or of all that it has, after a text whose last row had
-        `fused` `(B, F)`; as `text`.
+        """Make inputs of `count` masks after a text, or of all masks that the model has.
+
+        The text's last row had `fused`, `(B, F)`. The inputs are as those of `text`.
         """
         raise NotImplementedError(f"{type(self).__name__} guesses one token at a time.")
 
@@ -92,8 +94,9 @@ class RowModel(ABC):
         return run(self.stack, inputs, mask, positions, cache)
 
     def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the output of `run` into the head's input and the nodes' features, `(B, M, hidden)`
-        each.
+        """Split the output of `run` into the head's input and the nodes' features.
+
+        Both are `(B, M, hidden)`.
         """
         return states, states
 
@@ -105,15 +108,17 @@ class RowModel(ABC):
         cache: Cache,
         count: int,
     ) -> tuple[Tensor, Tensor]:
-        """Compute logits `(B, count, V')` of the last `count` rows, and states `(B, m, hidden)` of
-        those or more, for nodes.
+        """Compute logits `(B, count, V')` of the last `count` rows, and states for nodes.
+
+        The states are `(B, m, hidden)`, of these rows or more.
         """
         normed, fed = self.states_behind(self.run(inputs, mask, positions, cache))
         return self.logits(normed[:, -count:]), fed
 
     def nothing(self, size: int) -> Tensor:
-        """Make the features before the first token, `(size, F)`: zeros, of no width if none are
-        read.
+        """Make the features before the first token: zeros `(size, F)`.
+
+        F is 0 if no features are read.
         """
         width = self.stack.config.hidden_size if self.reads_features else 0
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
@@ -233,7 +238,9 @@ class Reader:
         ]
 
     def _settle_nodes(self, rows: list[LongTensor] | None = None) -> None:
-        """Forget guessed tokens, but for those that became text, if texts are given and a token's
+        """Forget guessed tokens, but for those that became text.
+
+        Those are kept if texts are given and the model reads no features: else a guessed token's
         features were not its own.
         """
         paths: list[list[int]] = [[]] * len(self.starts)
@@ -247,8 +254,9 @@ class Reader:
         self.nodes = Nodes(len(self.starts))
 
     def join(self, other: Reader) -> bool:
-        """Read another one's rows too, after these, and tell whether it can be: both have begun,
-        alike.
+        """Read another reader's rows too, after these, and tell whether that can be.
+
+        It can if both have begun, alike, and are not compiled.
         """
         if (
             not self.model.reads_like(other.model)
@@ -296,8 +304,9 @@ class Reader:
         return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
 
     def _forget(self, lengths: list[int]) -> None:
-        """Drop what was read after so many tokens; their features went with them, and ids before
-        the start are read anew.
+        """Drop the tokens of each row that were read after the first `lengths`.
+
+        Their features went with them, and ids before the start are read anew.
         """
         if not self.model.reads_features and any(
             after < start for after, start in zip(lengths, self.starts, strict=True)
@@ -316,8 +325,9 @@ class Reader:
             ]
 
     def _run(self, rows: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
-        """Read `rows`, each the next tokens of its text, and up to `count - 1` masks after them;
-        logits `(B, k, V')`.
+        """Read each text's next tokens, and masks after them; return logits `(B, k, V')`.
+
+        Up to `count - 1` masks are read.
 
         Args:
             rows: int64 `(m,)` each.

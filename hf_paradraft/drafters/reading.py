@@ -19,8 +19,9 @@ from .reader import RowModel
 
 
 class ReadingDrafting(Drafting):
-    """One call's drafting by one reader, whose rows join and leave with the calls whose texts they
-    hold.
+    """One call's drafting by one reader.
+
+    The reader's rows join and leave with the calls whose texts they hold.
 
     Args:
         model: shared with other calls; nothing of it changes.
@@ -86,8 +87,9 @@ class ReadingDrafting(Drafting):
     def logits_behind(
         self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int
     ) -> Tensor:
-        """Compute logits `(B, count, V')` after whole texts; arguments as for the function of that
-        name.
+        """Compute logits `(B, count, V')` after whole texts.
+
+        Arguments as for the function of that name.
         """
         return logits_behind(
             self, ids, features, count, self.vocabulary, self.reader.model.reads_features
@@ -103,10 +105,10 @@ def logits_behind(
     vocabulary: LongTensor | None = None,
     reads_features: bool = True,
 ) -> Tensor:
-    """Compute logits `(B, count, V')` after whole texts of equal length, by a drafting that has
-    read nothing yet.
+    """Compute logits `(B, count, V')` after whole texts of equal length.
 
-    Where it goes on from tokens, each guess stands after the most probable ones before.
+    The drafting has read nothing yet. Where it goes on from tokens, each guess stands after the
+    most probable ones before.
 
     Args:
         drafting: has `extend`, if its guesses are fewer than `count`.

@@ -18,11 +18,10 @@ from .sequential import SequentialDrafter
 
 
 class GroupedConvolution(nn.Module):
-    """Two causal convolutions over the rows of a block, before a part of a layer and after it,
-    whose taps depend on the row.
+    """Two causal convolutions over a block's rows, before and after a part of a layer.
 
-    Tap `i` of channel `c` is `base[i, c] + change[i, c // group_size]`; all changes are projections
-    of the part's input.
+    Their taps depend on the row. Tap `i` of channel `c` is
+    `base[i, c] + change[i, c // group_size]`; all changes are projections of the part's input.
 
     Args:
         hidden_size: d, a multiple of `group_size`.
@@ -55,8 +54,9 @@ class GroupedConvolution(nn.Module):
 
 
 def _convolve(states: Tensor, kernels: Tensor) -> Tensor:
-    """Sum over taps `kernels[…, i, :] · states[i rows before]`: `(B, M, d)` of `(B, M, d)` and `(B,
-    M, taps, d)`.
+    """Compute the sum over taps `i` of `kernels[…, i, :] · states[i rows before]`.
+
+    States and sum are `(B, M, d)`, kernels `(B, M, taps, d)`.
     """
     taps, rows = kernels.shape[-2], states.shape[1]
     return sum(
@@ -65,8 +65,7 @@ def _convolve(states: Tensor, kernels: Tensor) -> Tensor:
 
 
 class ConvolvedLayer(nn.Module):
-    """A decoder layer of Llama's or Qwen3's form, with a convolution around attention and one
-    around the MLP.
+    """A layer of Llama's or Qwen3's form with convolutions around attention and MLP.
 
     Args:
         layer: whose parts it takes.
@@ -90,8 +89,9 @@ class ConvolvedLayer(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """A head of scores `score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]` of rank `r`: which of the best
-    tokens v goes with the token u.
+    """A head that scores each of the best tokens v after a token u, from a row's state h.
+
+    The scores are `score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]`, of rank `r`.
 
     Args:
         vocab_size: V.
@@ -163,8 +163,9 @@ class DFlash2Drafter(SequentialDrafter):
         self.eval()
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: only tokens that the logits have among their
-        best are guessed.
+        """Implement `SequentialDrafter.bias_behind`: only each row's best tokens are guessed.
+
+        The best are those of the highest logits.
         """
         candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
         states = self.guesses(states)

@@ -92,8 +92,9 @@ class DSparkDrafter(SequentialDrafter):
         return drafter
 
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
-        """Compute the recurrent head's memory before the first guess, from a fill-in block's first
-        row; None: there is none.
+        """Compute the recurrent head's memory before the first guess, from a block's first row.
+
+        None: the head is not recurrent, or blocks are not filled in.
 
         Args:
             anchors: int64 `(…,)`, the newest tokens.
@@ -115,8 +116,9 @@ class DSparkDrafter(SequentialDrafter):
         return self.confidence(states)[..., 0]
 
     def chances(self, states: Tensor, before: LongTensor) -> list[float]:
-        """Compute the chances that guesses are accepted if those before are; arguments as for
-        `confidence_logits`, of one row.
+        """Compute each guess's chance to be accepted if those before it are.
+
+        Arguments as for `confidence_logits`, of one row.
         """
         return torch.sigmoid(self.confidence_logits(states, before).float()).tolist()
 

@@ -24,8 +24,10 @@ from .sequential import SequentialDrafter
 
 
 class Injection(nn.Module):
-    """Messages between neighbouring rows: `h + |h| / √d · W (σ(G u + P p + b) ⊙ M p)`, of a row's
-    own code u and p before it.
+    """Messages between neighbouring rows of a block.
+
+    The state h of a row with code u becomes `h + |h| / √d · W (σ(G u + P p + b) ⊙ M p)`, where p is
+    the code of the row before it.
 
     Args:
         num_layers: each with a readout and W of its own.
@@ -123,8 +125,9 @@ class DSpineDrafter(SequentialDrafter):
     def forward_block(
         self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Any
     ) -> Tensor:
-        """Implement `DFlashDrafter.forward_block`: states before the last layer's messages, and
-        before the norm.
+        """Implement `DFlashDrafter.forward_block`: states before the last messages and the norm.
+
+        The last messages are those after the last layer.
         """
         states = self.embed(ids) * self.block.embedding_scale
         turned, anchors = turns(self.stack, states, positions), self.codes(ids[:, :1])
@@ -141,8 +144,9 @@ class DSpineDrafter(SequentialDrafter):
         return states
 
     def told(self, layer: int, states: Tensor, anchors: Tensor) -> Tensor:
-        """Tell each row of blocks what the row before it predicts; the newest token's own row is
-        told nothing.
+        """Send each row of blocks the code that the row before it predicts.
+
+        The newest token's own row is sent nothing.
 
         Args:
             layer: after which.
@@ -156,16 +160,18 @@ class DSpineDrafter(SequentialDrafter):
         )
 
     def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
-        """Make the guess of one row's block: the head that knows the token before gives all of its
-        logits.
+        """Make the guess of one row's block, whose logits come from the bias alone.
+
+        The bias is the head that knows the token before.
         """
         told = self.told(len(self.stack.layers) - 1, states[None], self.codes(text[-1:])[None])[0]
         logits = self.base_logits(self.guesses(self.stack.norm(told))[:room])
         return GuessedLogits(torch.zeros_like(logits), bias=self.bias_behind(text, states, logits))
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: the last messages once more, from the tokens
-        before themselves.
+        """Implement `SequentialDrafter.bias_behind`: the last messages again, from known tokens.
+
+        They are computed once more from the tokens before themselves, instead of predicted codes.
         """
         last, states = len(self.stack.layers) - 1, self.guesses(states)
         codes = self.injection.predicted(last, states)
@@ -184,8 +190,9 @@ class DSpineDrafter(SequentialDrafter):
         return bias
 
     def chosen_logits(self, states: Tensor, ids: LongTensor) -> Tensor:
-        """Compute logits `(n, c)` of some tokens each, int64 `(n, c)`, of normed states `(n,
-        d)`.
+        """Compute logits `(n, c)` of some tokens for each of n normed states.
+
+        The states are `(n, d)`, the tokens' ids int64 `(n, c)`.
         """
         head = self.shared.head if self.head is None else self.head
         if type(head) is not nn.Linear or head.bias is not None or head.weight.is_meta:

@@ -7,8 +7,9 @@ from torch import LongTensor, Tensor, nn
 
 
 class MarkovHead(nn.Module):
-    """A logit bias `bias(v | u) = W2[v] · e(u)` of rank `r`: how well token v goes with the token u
-    that was chosen before.
+    """A logit bias for each token v after the token u that was chosen before.
+
+    It is `bias(v | u) = W2[v] · e(u)`, of rank `r`.
 
     `vanilla`: `e = W1[u]`. `gated`: `e = σ(G [h; W1[u]] + b) ⊙ W1[u]`. `rnn`: `[a; c; o] = J [s;
     W1[u]; h] + b`, `e = tanh(o)`; the state becomes `σ(a) ⊙ s + (1 - σ(a)) ⊙ tanh(c)`.
@@ -35,8 +36,9 @@ class MarkovHead(nn.Module):
             self.joint = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def embed(self, tokens: LongTensor) -> Tensor:
-        """Look up the embeddings `W1` of tokens, `(…, r)`; tokens that it does not have count as
-        token 0.
+        """Look up the embeddings `W1`, `(…, r)`, of tokens.
+
+        Tokens that the table does not have count as token 0.
         """
         return self.before(tokens.where(tokens < self.before.num_embeddings, 0))
 

@@ -74,8 +74,7 @@ class DFlashDrafter(FeatureDrafter):
         num_features: int = 5,
         vocabulary: LongTensor | None = None,
     ) -> DFlashDrafter:
-        """Make an untrained drafter for `target`, attached to it, whose masks guess their own
-        places.
+        """Make an untrained drafter attached to `target`, whose masks guess their own places.
 
         Args:
             target: a decoder-only causal LM.
@@ -100,8 +99,9 @@ class DFlashDrafter(FeatureDrafter):
         vocabulary: LongTensor | None,
         **options: Any,
     ) -> Self:
-        """Make a drafter with random layers, attached to `target`; `options` are further fields of
-        its config.
+        """Make a drafter with random layers, attached to `target`.
+
+        `options` are further fields of its config.
         """
         size = None if vocabulary is None else len(vocabulary)
         config = BlockConfig.for_target(
@@ -158,8 +158,9 @@ class DFlashDrafter(FeatureDrafter):
             cache.update(keys, values.transpose(1, 2), index)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
-        """Make the attention masks of each kind of layer, for rows whose first cache slots hold
-        these positions.
+        """Make the attention masks of each kind of layer.
+
+        `offsets` are the positions that the rows' first cache slots hold.
         """
         windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
         return {
@@ -174,8 +175,10 @@ class DFlashDrafter(FeatureDrafter):
         cache: RaggedCache,
         compiled: bool = False,
     ) -> Tensor:
-        """Compute normed states `(B, block size, hidden)` of blocks that begin with the newest
-        tokens and go on with masks.
+        """Compute states `(B, block size, hidden)` of blocks after their contexts.
+
+        Blocks begin with the newest tokens and go on with masks. Their states are
+        `forward_block`'s: normed, unless a kind of drafter says otherwise there.
 
         Args:
             anchors: int64 `(B,)`, the rows' newest tokens.
@@ -233,8 +236,9 @@ class DFlashDrafter(FeatureDrafter):
     def block_states(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None
     ) -> Tensor:
-        """Compute the states `(B, drafts, hidden)` that guess after whole prefixes; arguments as
-        for `all_states`.
+        """Compute the states `(B, drafts, hidden)` that guess after whole prefixes.
+
+        Arguments as for `all_states`.
         """
         return self.guesses(self.all_states(input_ids, features))
 
@@ -242,8 +246,9 @@ class DFlashDrafter(FeatureDrafter):
     def all_states(
         self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None
     ) -> Tensor:
-        """Compute the states `(B, block size, hidden)` of blocks after whole prefixes, without
-        caches from before.
+        """Compute the states `(B, block size, hidden)` of blocks after whole prefixes.
+
+        No caches from before are needed.
 
         Args:
             input_ids: int64 `(B, n)`.

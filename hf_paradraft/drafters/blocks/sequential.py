@@ -52,9 +52,7 @@ class SequentialDrafter(DFlashDrafter):
 
     @torch.no_grad()
     def _chain(self, guess: GuessedLogits, token: LongTensor) -> Tensor:
-        """Compute logits `(k, V')` of a guess, with the bias of the most probable token before
-        each.
-        """
+        """Compute a guess's logits `(k, V')`, each biased by the most probable token before it."""
         if guess.bias is None:
             return guess.logits
         rows, memories = [], [None]

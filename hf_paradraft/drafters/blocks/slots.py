@@ -14,8 +14,7 @@ from .model import DFlashDrafter
 
 
 def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
-    """Compute the mask of all blocks: a row sees the context before its own anchor, and its own
-    block.
+    """Compute the mask of blocks: a row sees the context before its anchor, and its own block.
 
     Args:
         anchors: int64 `(B, A)`, -1 for none; rows of such a block see themselves.

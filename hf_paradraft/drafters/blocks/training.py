@@ -25,8 +25,9 @@ FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
 
 
 class Blocks(torch.nn.Module):
-    """A drafter whose forward is `slots`, as wrappers of several processes want it; its parameters
-    are the drafter's.
+    """A drafter whose forward is `slots`, as wrappers of several processes want it.
+
+    Its parameters are the drafter's.
 
     Args:
         drafter: as for `slots`.
@@ -58,8 +59,9 @@ class BlockTraining(TargetTraining):
 
     @classmethod
     def check_drafter(cls, drafter: DFlashDrafter) -> None:
-        """Implement `TrainingOptions.check_drafter`: blocks see all of the context, and all of
-        themselves.
+        """Implement `TrainingOptions.check_drafter`: refuse causal layers and windows.
+
+        Blocks see all of the context, and all of themselves.
         """
         if drafter.block.causal or any(window is not None for window in drafter.windows.values()):
             raise ValueError(
@@ -94,8 +96,9 @@ class BlockTraining(TargetTraining):
 
 @dataclass(kw_only=True)
 class DFlashTraining(BlockTraining):
-    """Train a drafter of blocks on a target's hidden states, as DFlash's publishers have it: masks
-    are filled in.
+    """Train a drafter of blocks that fill in masks, on a target's hidden states.
+
+    This is the form that DFlash's publishers use.
     """
 
     kind: ClassVar[str] = "dflash"
@@ -112,8 +115,9 @@ class DFlashTraining(BlockTraining):
 
 @dataclass(kw_only=True)
 class DSparkTraining(BlockTraining):
-    """Train a drafter of blocks on a target's hidden states, with heads on the token before and on
-    how sure it is.
+    """Train a drafter of blocks with two heads, on a target's hidden states.
+
+    One head looks at the token before, the other tells how sure a guess is.
     """
 
     kind: ClassVar[str] = "dspark"

@@ -21,8 +21,10 @@ from .sequential import SequentialDrafter
 
 
 class Refiner(nn.Module):
-    """A head: `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`, `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙
-    a_j`, and a SwiGLU after it.
+    """A head on a block's states and the tokens before them, whose logits are added.
+
+    It computes `a_k = W [D h_k; G mean(h); e(u_k)]` of rank `r`,
+    `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU after that.
 
     Args:
         vocab_size: V, whose ids the token before has.
@@ -52,22 +54,25 @@ class Refiner(nn.Module):
         self.readout = nn.Linear(rank, num_guesses, bias=False)
 
     def rows(self, states: Tensor) -> Tensor:
-        """Compute the part `[D h; G mean(h)]`, `(B, 2r)`, of a block's `a` that knows no tokens, of
-        its states `(B, d)`.
+        """Compute the part `[D h; G mean(h)]` of a block's `a` that depends on no tokens.
+
+        It is `(B, 2r)`, of the block's states `(B, d)`.
         """
         mean = states.mean(0, keepdim=True).expand_as(states)
         return torch.cat([self.down_h(states), self.down_g(mean)], dim=-1)
 
     def enter(self, rows: Tensor, tokens: LongTensor) -> Tensor:
-        """Compute `a`, `(n, r)`, of `rows` `(n, 2r)` after `tokens`, int64 `(n,)` in the target's
-        ids.
+        """Compute `a`, `(n, r)`, from `rows` `(n, 2r)` and the tokens before them.
+
+        Tokens are int64 `(n,)`, in the target's ids.
         """
         inside = tokens.where(tokens < self.token_embed.num_embeddings, 0)
         return self.in_proj(torch.cat([rows, self.token_embed(inside)], dim=-1))
 
     def forward(self, block: Tensor, places: LongTensor) -> Tensor:
-        """Compute logits `(n, V')` to add at `places`, int64 `(n,)`, of blocks `(n, B, r)` of `a`
-        that are 0 after them.
+        """Compute the logits `(n, V')` that are added at one place of each block.
+
+        `places` are int64 `(n,)`. Blocks of `a` are `(n, B, r)`, and 0 after these places.
         """
         mixed = torch.einsum("rnj,njr->nr", self.mix_l[:, places], block)
         states = block[torch.arange(len(block), device=block.device), places] + mixed

@@ -111,8 +111,9 @@ class Eagle3Config:
 
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, **options: Any) -> Eagle3Config:
-        """Make the config of an untrained drafter, with a norm for each state that it reads and
-        normed ones fed back (EAGLE-3.1).
+        """Make the config of an untrained EAGLE-3.1 drafter.
+
+        It has a norm for each state that it reads, and normed states are fed back.
 
         Args:
             target: a decoder-only causal LM of seven layers at least.

@@ -88,8 +88,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         num_layers: int = 1,
         vocabulary: LongTensor | None = None,
     ) -> Eagle3Drafter:
-        """Make an untrained drafter for `target`, attached to it; embedding and head stay the
-        target's own.
+        """Make an untrained drafter attached to `target`, with the target's embedding and head.
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
@@ -140,8 +139,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
             )
 
     def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List the layers of `target` that it reads, in order: those that the file or the user
-        names, or the default ones.
+        """List the layers of `target` that the drafter reads, in order.
+
+        They are those that the file or the user names, or the default ones.
         """
         chosen = self.features
         return (
@@ -190,8 +190,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
     def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the output of `run` into the head's input and the next row's feature, `(B, M,
-        hidden)` each.
+        """Split the output of `run` into the head's input and the next row's feature.
+
+        Both are `(B, M, hidden)`.
         """
         normed = self.stack.norm(hidden)
         return normed, normed if self.eagle.norm_output else hidden
@@ -199,8 +200,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     def run(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
     ) -> Tensor:
-        """Implement `RowModel.run`: the layers' output `(B, M, hidden)` before the final norm; the
-        cache grows by M.
+        """Implement `RowModel.run`: the layers' output `(B, M, hidden)` before the final norm.
+
+        The cache grows by M.
         """
         config, layers = self.eagle, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)

@@ -12,9 +12,7 @@ from .model import Eagle3Drafter
 
 @dataclass(kw_only=True)
 class Eagle3Training(UnrolledTraining):
-    """Train one decoder layer on three of a target's layers, which guesses one token after the
-    other.
-    """
+    """Train one decoder layer on three of a target's layers, to guess token after token."""
 
     kind: ClassVar[str] = "eagle3"
     drafter: ClassVar[type[Eagle3Drafter]] = Eagle3Drafter
@@ -34,8 +32,9 @@ class Eagle3Training(UnrolledTraining):
 
     @classmethod
     def check_drafter(cls, drafter: Eagle3Drafter) -> None:
-        """Implement `TrainingOptions.check_drafter`: who guesses in parallel learns in another
-        way.
+        """Implement `TrainingOptions.check_drafter`: refuse a drafter that guesses in parallel.
+
+        Such a drafter learns in another way.
         """
         if drafter.eagle.parallel:
             raise ValueError("A P-EAGLE drafter guesses in parallel, which is not taught here.")

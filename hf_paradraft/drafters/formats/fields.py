@@ -30,8 +30,9 @@ def mask_token(said: Said) -> int:
 
 
 def from_anchor(said: Said) -> bool | None:
-    """Tell whether a block's first row, the newest token's, guesses the next one; None where the
-    config does not say.
+    """Tell whether a block's first row, the newest token's, guesses the next token.
+
+    None: the config does not say.
     """
     start, sampled = said("logits_start"), said("sample_from_anchor")
     return sampled if start is None else start == 0

@@ -23,8 +23,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def weights_in(folder: Path) -> dict[str, Tensor]:
-    """Load all tensors of a folder: of its safetensors, or of its pickle, read without running
-    anything.
+    """Load all tensors of a folder's safetensors, or of its pickle without running anything.
 
     Raises:
         OSError: there are none, or a file is damaged, or a pickle of more than tensors.
@@ -84,8 +83,9 @@ def check_width(
 
 
 def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None) -> None:
-    """Refuse a config that speaks of far more weights than there are, before a module of that size
-    is made.
+    """Refuse a config of far more weights than there are.
+
+    That happens before a module of that size is made.
 
     Args:
         weights: all of them.

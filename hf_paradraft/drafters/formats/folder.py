@@ -68,8 +68,10 @@ class DrafterFolder:
 
 
 def find_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> DrafterFolder:
-    """Find or fetch a drafter's folder; without safetensors with the pickles that published
-    drafters have, and a PARD-2 one with its projection.
+    """Find or fetch a drafter's folder, with pickles only where they are needed.
+
+    From the Hub, they are fetched for a drafter without safetensors, as some published ones are,
+    and for a PARD-2 drafter's projection.
 
     Args:
         repo_or_dir: a folder, or a Hub id.

@@ -50,8 +50,7 @@ RELATIVES = {"treeflash_": TREEFLASH, "lilicorr_": LILICORR, "efficient_lm_head"
 
 
 def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
-    """Identify the kind of a published drafter, as "DFlash drafter"; None if it is none that is
-    known.
+    """Identify the kind of a published drafter, as "DFlash drafter"; None: it is unknown.
 
     Args:
         config: of `config.json`.

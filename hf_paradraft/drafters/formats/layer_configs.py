@@ -27,8 +27,9 @@ NOT_GEMMA4 = {"model_type", "dtype", "per_layer_config", "layer_types", "num_kv_
 
 
 def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
-    """Make the config of Gemma 4's, Qwen3.5's, Qwen3's (queries and keys normed) or Llama's layers,
-    by tensors and architecture.
+    """Make the config of a drafter's layers, by tensors and architecture.
+
+    The layers are Gemma 4's, Qwen3.5's, Qwen3's (queries and keys normed) or Llama's.
 
     Raises:
         ValueError: something that is no layer's config.
@@ -74,8 +75,9 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
 
 
 def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Read rotary parameters as they are for texts: of positions in several dimensions (mrope) all
-    are alike there.
+    """Read rotary parameters as they are for texts.
+
+    Positions in several dimensions (mrope) are all alike there.
     """
     plain = {
         name: value
@@ -89,8 +91,9 @@ def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Make the config of Gemma 4's layers, all of full attention, with the heads of the target's
-    full layers.
+    """Make the config of Gemma 4's layers, all of full attention.
+
+    Their heads are those of the target's full layers.
 
     Raises:
         ValueError: layers with experts or with inputs of their own, which DeepSpec has none of.
@@ -127,8 +130,9 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Make the config of Qwen3.5's layers, all of full attention: gated queries, norms as offsets
-    from 1, partly turned heads.
+    """Make the config of Qwen3.5's layers, all of full attention.
+
+    Their queries are gated, their norms offsets from 1, and their heads partly turned.
     """
     fields = Qwen3_5TextConfig().to_dict().keys() - {"model_type", "dtype", "layer_types"}
     values = {name: value for name, value in described.items() if name in fields}
@@ -141,8 +145,7 @@ def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
 
 
 def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
-    """Tell whether the weights' rotary embedding turns neighbours (GPT-J), and not the halves of a
-    head (GPT-NeoX).
+    """Tell whether the rotary embedding turns neighbours (GPT-J), not a head's halves (GPT-NeoX).
 
     Raises:
         ValueError: it does in layers of Gemma 4 or Qwen3.5, of which it turns a part.
@@ -158,8 +161,9 @@ def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
 
 
 def with_draft_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a config with the drafter's own number of layers, where `num_hidden_layers` may be the
-    target's.
+    """Copy a config with the drafter's own number of layers.
+
+    `num_hidden_layers` of the config may be the target's.
     """
     return {
         **config,

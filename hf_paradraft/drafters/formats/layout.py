@@ -143,8 +143,9 @@ class Said:
         return next((value for value in values if value is not None), default)
 
     def only(self, part: str, *keys: str) -> Any:
-        """Look up the first of some keys that is said in one part of the config, "" for its top;
-        None: none is.
+        """Look up the first of some keys that is said in one part of the config.
+
+        The part "" is its top. None: none of the keys is said there.
         """
         self.asked.setdefault(part, set()).update(keys)
         said = self.part(part)
@@ -185,15 +186,17 @@ def architecture(config: Mapping[str, Any]) -> str:
 
 
 def key(*keys: str, default: Any = None) -> Callable[[Said], Any]:
-    """Make a field of what is said under the first of some keys; `default` also stands for 0 and
-    False.
+    """Make a field that reads the first of some keys.
+
+    `default` also stands for 0 and False.
     """
     return lambda said: said(*keys) or default
 
 
 def outputs(*keys: str, offset: int = 0) -> Callable[[Said], tuple[FeatureKey, ...] | None]:
-    """Make feature keys of a file's numbers of layers, which count outputs after `offset` is added;
-    None where there are none.
+    """Make a field that turns a file's numbers of layers into feature keys.
+
+    The numbers count outputs after `offset` is added. None: there are no numbers.
 
     Raises:
         ValueError: a number below the first one.
@@ -228,8 +231,9 @@ def required(read: Callable[[Said], Any], sentence: str) -> Callable[[Said], Any
 
 
 def check_keys(said: Said) -> None:
-    """Refuse a config with a key that its layout does not obey, or a switch in a position that is
-    not served.
+    """Refuse a config with a key or a switch that is not served.
+
+    A key is served if its layout obeys it, a switch in some positions only.
 
     Args:
         said: of a published drafter, after all that counts was asked for.
@@ -269,8 +273,9 @@ def check_rope(config: Mapping[str, Any]) -> None:
 
 
 def check_described(config: Mapping[str, Any], known: set[str]) -> None:
-    """Refuse keys of a config whose layers the target's own class reads; arguments as for
-    `check_keys`, and what is obeyed.
+    """Refuse unknown keys of a config whose layers the target's own class reads.
+
+    Arguments as for `check_keys`, and the keys that are obeyed.
 
     Raises:
         ValueError: it has one.
@@ -295,8 +300,9 @@ def without(config: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]
 
 
 def _copied(config: Mapping[str, Any]) -> set[str]:
-    """List the fields of the model that a config was copied from, which the publishers' layers
-    (Qwen3's, Llama's) do not use.
+    """List the fields of the model that a config was copied from.
+
+    The publishers' layers (Qwen3's, Llama's) do not use them.
     """
     if (model_type := config.get("model_type")) not in CONFIG_MAPPING:
         return set()

@@ -120,8 +120,9 @@ def _ours(part: str) -> str:
 
 
 def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Dequantise a layer's float8 weights, which come with a scale for each square block
-    (DeepSeek-V3, section 3.3).
+    """Dequantise a layer's float8 weights, block by block (DeepSeek-V3, section 3.3).
+
+    They come with a scale for each square block.
 
     Args:
         weights: by names as `MtpTensors` has them; `X_scale_inv` is what the blocks of `X` are
@@ -139,8 +140,9 @@ def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parameter_counts(folder: Path) -> dict[str, int]:
-    """Count the parameters of each tensor of a folder, from files' headers; an outline of a
-    repository has them as metadata.
+    """Count the parameters of each tensor of a folder, from the files' headers.
+
+    An outline of a repository has the counts as metadata.
     """
     counts: dict[str, int] = {}
     held = tensor_files(folder)
@@ -154,8 +156,7 @@ def parameter_counts(folder: Path) -> dict[str, int]:
 
 
 class Checkpoint:
-    """A model's safetensors, of which a few tensors are wanted: only the files that hold them are
-    fetched.
+    """A model's safetensors, of which only the files with wanted tensors are fetched.
 
     Args:
         name: a folder, or a Hub id.

@@ -32,8 +32,10 @@ def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _fill_in(said: Said) -> bool:
-    """Tell whether masks guess their own places; a DSpark drafter that does not say so proposes a
-    token less than it has rows.
+    """Tell whether masks guess their own places.
+
+    A DSpark drafter whose config does not say so fills in if it proposes a token less than it has
+    rows. All other drafters that do not say so fill in.
     """
     anchor, size = said("sample_from_anchor"), said("block_size", default=0)
     if anchor is None:
@@ -65,8 +67,9 @@ def _is_speculators(config: Mapping[str, Any]) -> bool:
 
 
 def _raw_target(said: Said) -> bool:
-    """Tell whether the target's table is copied as it is, and nothing capped: in all files but
-    those that are made here.
+    """Tell whether the target's table is copied as it is, and nothing is capped.
+
+    That is so in all files but those that are made here.
     """
     made = provenance_of(said.config)
     return bool(made.get("raw_target", not made["training"]))
@@ -217,8 +220,9 @@ def eagle3_config(
 
 
 def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
-    """Make the `config.json` of an MTP layer, in the speculators layout; it describes the whole
-    target.
+    """Make the `config.json` of an MTP layer, in the speculators layout.
+
+    It describes the whole target.
 
     Args:
         target: its text config.
@@ -238,8 +242,9 @@ def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
 
 
 def proposal(algorithm: str, num_draft_tokens: int, target: str | None) -> dict[str, Any]:
-    """Make the part of a config that engines ask for: how many tokens are drafted, and for which
-    model.
+    """Make the part of a config that names the number of drafted tokens and the target.
+
+    Engines ask for it.
 
     Args:
         algorithm: the kind.

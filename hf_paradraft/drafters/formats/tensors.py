@@ -56,8 +56,9 @@ EAGLE3 = {
 
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Rename published weights to the names that they have here; unknown names stay, so that strict
-    loading reports them.
+    """Rename published weights to this library's names.
+
+    Unknown names stay, so that strict loading reports them.
 
     Args:
         tensors: as published.
@@ -81,8 +82,9 @@ def _with_prefix(name: str, table: Mapping[str, str]) -> str:
 
 
 def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
-    """Turn weights whose rotary embedding turns neighbours into such as give the same scores where
-    it turns halves.
+    """Reorder weights for a rotary embedding that turns halves instead of neighbours.
+
+    Their scores stay the same.
 
     Args:
         tensors: of a drafter; the rows of each head's queries and keys, and of their norms, change

@@ -51,9 +51,7 @@ def _list(rule: Rule, words: str, least: int = 1) -> Rule:
 
 
 def _sizes(most: int) -> Rule:
-    """Make the rule of a size from 1 to `most`: one number for all layers, or a list with one for
-    each.
-    """
+    """Make the rule of a size from 1 to `most`: one for all layers, or a list with one each."""
     single = _whole(1, most)
     several = _list(single, single.words)
     return Rule(lambda value: single.holds(value) or several.holds(value), single.words)
@@ -240,10 +238,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def provenance_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a config's `paradraft` section, with dicts under `training`, its `acceptance`, and
-    `speculation_config`.
+    """Read a config's `paradraft` section, with its nested parts as dicts.
 
-    Whatever else stands there counts as nothing.
+    These are `training`, its `acceptance`, and `speculation_config`. Whatever else stands there
+    counts as nothing.
     """
     section = _named(config.get("paradraft"))
     training = _named(section.get("training"))

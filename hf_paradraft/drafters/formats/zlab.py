@@ -10,8 +10,9 @@ PART = "dflash_config"
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
-    """Choose the layers that are read where a config names none: `count` of them, evenly from 1 to
-    L - 3.
+    """Spread `count` layers to read evenly from 1 to L - 3.
+
+    They are read where a config names none. A single one is the middle layer.
     """
     if count == 1:
         return (layers // 2,)
@@ -35,8 +36,9 @@ def _windowed(config: Mapping[str, Any]) -> bool:
 
 
 def _causal(said: Said) -> tuple[str, ...]:
-    """List the kinds of layers whose rows see only those before them; by itself each that slides,
-    but by `use_swa`.
+    """List the kinds of layers whose rows see only the rows before them.
+
+    Where the config does not say, these are the sliding ones, but none by `use_swa`; of DSpine all.
     """
     said.only(PART, "use_swa", "swa_window_size")
     values = said.only("", "is_causal"), said.only(PART, "causal", "causal_head")

@@ -14,8 +14,9 @@ from ..context import ContextDrafting
 
 
 class Gemma4Drafting(ContextDrafting):
-    """One call's drafting: no row sees a guessed token, so a tree's nodes are independent, all at
-    the text's last position.
+    """One call's drafting, in which no row sees a guessed token.
+
+    So a tree's nodes are independent, all at the text's last position.
 
     Args:
         drafter: attached to its target; nothing of it changes.
@@ -52,8 +53,9 @@ class Gemma4Drafting(ContextDrafting):
         self.last = [self.last[row] for row in rows]
 
     def fork(self, row: int, read: int) -> Drafting | None:
-        """Implement `Drafting.fork`; the newest state comes with the token that the target reads
-        again.
+        """Implement `Drafting.fork`, without the newest state.
+
+        That state comes with the token that the target reads again.
         """
         forked: Any = super().fork(row, read)
         if forked is not None:
@@ -95,8 +97,9 @@ class Gemma4Drafting(ContextDrafting):
         return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
 
     def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute logits `(B, M, V)` and states `(B, M, d_t)` after tokens `(B, M)` and the states
-        before them.
+        """Compute logits `(B, M, V)` and states `(B, M, d_t)` after tokens `(B, M)`.
+
+        Each token is read with the state of the token before it.
         """
         positions = torch.tensor(self.ends(), device="cpu")[:, None].expand_as(ids)
         return self.drafter.read(ids, before, positions, self.cache)

@@ -31,8 +31,7 @@ MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 class Gemma4Drafter(SavedDrafter):
-    """A Gemma 4 assistant as a drafter, which guesses a token after the other over the target's own
-    keys and values.
+    """A Gemma 4 assistant that guesses token after token over the target's keys and values.
 
     It reads the target's embedding of the last token, the target's state before that, and the
     target's keys and values in two layers: the last full and the last sliding one that have any.
@@ -113,9 +112,7 @@ class Gemma4Drafter(SavedDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List the target's hidden size, its own layers and the type of its head, as (name, value)
-        pairs.
-        """
+        """List the target's hidden size, the layers and the head's type as (name, value) pairs."""
         text = config.get("text_config") or {}
         return [
             ("target's hidden size", config.get("backbone_hidden_size", "?")),
@@ -132,8 +129,9 @@ class Gemma4Drafter(SavedDrafter):
         return self.model.pre_projection.weight.device
 
     def sources(self, target: PreTrainedModel) -> dict[str, int]:
-        """Find the target's layers whose keys and values are read, by kind: the last of each that
-        have some of their own.
+        """Find the target's layers whose keys and values are read, by kind.
+
+        Each is the last layer of its kind that has some of its own.
         """
         config = target.config.get_text_config()
         own = config.layer_types[
@@ -142,9 +140,7 @@ class Gemma4Drafter(SavedDrafter):
         return {kind: len(own) - 1 - own[::-1].index(kind) for kind in self.shapes if kind in own}
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List what it reads of the target: the normed last state, and two layers' keys and
-        values.
-        """
+        """List the features that are read: the normed last state, two layers' keys and values."""
         return "normed", *(KeyValues(layer) for layer in self.sources(target).values())
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -200,8 +196,9 @@ class Gemma4Drafter(SavedDrafter):
         features: dict[FeatureKey, Tensor] | None = None,
         num_draft_tokens: int | None = None,
     ) -> Tensor:
-        """Compute logits of the next tokens after a whole prefix, each after the most probable
-        ones, without caches.
+        """Compute logits of the tokens after whole prefixes, without caches.
+
+        Each row follows the most probable tokens of the rows before it.
 
         Args:
             input_ids: int64 `(B, n)`, n at least 2, without padding.
@@ -245,8 +242,9 @@ class Gemma4Drafter(SavedDrafter):
             cache.update(keys, values, index)
 
     def _masks(self, lengths: list[int], size: int) -> dict[str, Tensor]:
-        """Hide from `size` queries after each row what they do not see of the cache, additive `(B,
-        1, size, slots)` by kind.
+        """Hide the slots of the cache that a row's queries do not see, by kind of layer.
+
+        The masks are additive, `(B, 1, size, slots)`, for `size` queries after each row.
         """
         window = self.model.config.get_text_config().sliding_window
         slots = torch.arange(max(lengths), device=self.device)

@@ -17,8 +17,10 @@ from ..reading import ReadingDrafting
 
 @dataclass
 class GuessedNode:
-    """A guessed token that some layers have read, those after the one that guessed it; or the
-    text's last one, which all have.
+    """A node that some layers have read: a guessed token, or the text's last one.
+
+    A guessed token has been read by layers after the one that guessed it, the text's last one by
+    all.
 
     Attributes:
         depth: 0 after the text, -1 for its last token.
@@ -30,8 +32,7 @@ class GuessedNode:
 
 
 class StepDrafting(ReadingDrafting):
-    """One call's drafting by several layers, each of which reads tokens with the states of the
-    layer before it.
+    """One call's drafting by several layers, each with the states of the layer before it.
 
     Args:
         models: the D layers, in their order.
@@ -53,8 +54,9 @@ class StepDrafting(ReadingDrafting):
         self.nodes: list[list[GuessedNode]] = []
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Guess the token after each row by the first layer; the others read its states of the
-        text.
+        """Guess the token after each row by the first layer.
+
+        The other layers read the text, each with the states of the layer before it.
         """
         guesses = super().propose(prefixes)
         for reader in self.readers[1:]:
@@ -77,8 +79,9 @@ class StepDrafting(ReadingDrafting):
             reader.select(rows)
 
     def fork(self, row: int, read: int) -> None:
-        """Keep nothing for later calls: a layer's last states went to the next one, which has read
-        them.
+        """Keep nothing for later calls.
+
+        A layer's last states went to the next layer, which has read them.
         """
 
     @torch.no_grad()

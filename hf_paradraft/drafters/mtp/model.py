@@ -81,9 +81,7 @@ class MtpLayer(nn.Module):
             self.to(weights["eh_proj.weight"].dtype)
 
     def mix(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """Compute the layer's inputs `(B, M, hidden)`, of tokens' embeddings and the states of the
-        tokens before.
-        """
+        """Compute inputs `(B, M, hidden)` from tokens' embeddings and the states before them."""
         embedded, states = self.enorm(embedded), self.hnorm(states)
         return self.eh_proj(
             torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1)
@@ -160,8 +158,7 @@ class MtpDrafter(FeatureDrafter):
     def from_target(
         cls, target: PreTrainedModel, new: bool | None = False, vocabulary: LongTensor | None = None
     ) -> MtpDrafter:
-        """Load the MTP layers that a target's own files bring, or make a new one, as a drafter that
-        is attached to it.
+        """Load a target's own MTP layers, or make a new one, as a drafter attached to the target.
 
         Args:
             target: as it was loaded from a folder or the Hub; its revision is taken.
@@ -202,8 +199,9 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def _brought(cls, checkpoint: Checkpoint, config: PreTrainedConfig) -> MtpDrafter | None:
-        """Load the MTP layers that a checkpoint of a target with this text config brings; None if
-        it brings none.
+        """Load the MTP layers that a target's checkpoint brings; None: it brings none.
+
+        `config` is that of the target's text.
         """
         if (brought := mtp_tensors(checkpoint.files, config.num_hidden_layers)) is None:
             return None
@@ -238,8 +236,9 @@ class MtpDrafter(FeatureDrafter):
     @classmethod
     @names_folder
     def from_pretrained(cls, repo_or_dir: str | Path, **kwargs: Any) -> MtpDrafter:
-        """Load the MTP layers of a target's folder or repository, fetching only the files that hold
-        them, or a trained one.
+        """Load the MTP layers of a target's folder or repository, or a trained one.
+
+        Of a target, only the files that hold the layers are fetched.
 
         Args:
             repo_or_dir: a target that brings such layers, or a folder in speculators' layout.
@@ -280,8 +279,9 @@ class MtpDrafter(FeatureDrafter):
         return drafter
 
     def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `FeatureDrafter.written`, in speculators' layout: one layer, which reads the
-        embedding first.
+        """Implement `FeatureDrafter.written`, in speculators' layout.
+
+        It has one layer, which reads the embedding first.
         """
         if self.mtp.bare:
             raise ValueError(
@@ -343,9 +343,7 @@ class MtpDrafter(FeatureDrafter):
         return None if len(self.layers) == 1 else len(self.layers)
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
-        """Implement `FeatureDrafter.drafting`: by one layer again and again, or by each at its own
-        step.
-        """
+        """Implement `FeatureDrafter.drafting`, by one repeated layer or by one layer a step."""
         steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
             return ReadingDrafting(steps[0], config, max_length, self.vocabulary, extends=True)

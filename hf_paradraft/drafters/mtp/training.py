@@ -14,9 +14,7 @@ from .model import MtpDrafter, MtpStep
 
 @dataclass(kw_only=True)
 class MtpTraining(UnrolledTraining):
-    """Train the MTP layer that a target brings, or a new one of its kind, which guesses one token
-    after the other.
-    """
+    """Train a target's own MTP layer, or a new one of its kind, to guess token after token."""
 
     kind: ClassVar[str] = "mtp"
     drafter: ClassVar[type[MtpDrafter]] = MtpDrafter

@@ -97,10 +97,10 @@ class ParallelSpecConfig(PreTrainedConfig):
 
 @torch.no_grad()
 def identity(target: PreTrainedModel) -> dict[str, Any]:
-    """Identify a target among others of the same sizes: its number of layers, and a hash of some
-    weights.
+    """Identify a target among others of its sizes, by its number of layers and two hashes.
 
-    The hashes are None where weights are packed. Layers before the last one are not looked at.
+    The hashes are of some weights of the embedding and of the last layer. The hashes are None where
+    weights are packed. Layers before the last one are not looked at.
     """
     table, last = target.get_input_embeddings(), layers_of(target)[-1]
     packed = getattr(target.config, "quantization_config", None) is not None
@@ -135,8 +135,9 @@ def _hashed(numbers: list[bytes | None]) -> str | None:
 
 
 def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
-    """List in words how a target differs from the one that a drafter was made for, as far as both
-    are known.
+    """List in words how a target differs from the one that a drafter was made for.
+
+    Only facts that are known of both are compared.
     """
     ours, theirs = (
         config.layers,

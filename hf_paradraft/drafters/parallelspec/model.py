@@ -137,8 +137,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         num_layers: int = 1,
         vocabulary: LongTensor | None = None,
     ) -> ParallelSpecDrafter:
-        """Make an untrained drafter for `target`, attached to it; its final norm is a copy of the
-        target's.
+        """Make an untrained drafter attached to `target`, with a copy of its final norm.
 
         Args:
             target: a decoder-only causal LM.
@@ -188,8 +187,9 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return self.config.num_masks + 1
 
     def attach(self, target: PreTrainedModel) -> None:
-        """Implement `FeatureDrafter.attach`; another target than it was made for is served, and
-        named.
+        """Implement `FeatureDrafter.attach`; warn if the drafter was made for another target.
+
+        Such a target is served all the same.
         """
         known = self.view_of(target).target_head
         super().attach(target)
@@ -254,8 +254,9 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         features: dict[FeatureKey, Tensor] | None = None,
         num_draft_tokens: int | None = None,
     ) -> Tensor:
-        """Implement `FeatureDrafter.draft_logits`, for at most M + 1 tokens; Medusa-style ones read
-        no features.
+        """Implement `FeatureDrafter.draft_logits`, for at most M + 1 tokens.
+
+        Medusa-style drafters read no features.
 
         Raises:
             ValueError: more guesses than masks, or features that are missing.

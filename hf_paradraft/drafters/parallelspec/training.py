@@ -22,8 +22,10 @@ from .model import ParallelSpecDrafter
 
 
 class ParallelSpecTrainer(RowTrainer):
-    """The paper's losses: cross-entropy through the target's head, EAGLE-style with SmoothL1 on its
-    states; or total variation.
+    """A trainer with the paper's losses, or with total variation.
+
+    The paper's losses are cross-entropy through the target's head and, EAGLE-style, SmoothL1 on its
+    states.
 
     Args:
         model: attached to its target.
@@ -85,8 +87,9 @@ class ParallelSpecTrainer(RowTrainer):
 
 @dataclass(kw_only=True)
 class ParallelSpecTraining(TargetTraining):
-    """Train one decoder layer on a target's own embedding and head, which guesses several tokens in
-    one forward.
+    """Train one decoder layer to guess several tokens in one forward.
+
+    It stands on a target's own embedding and head.
     """
 
     kind: ClassVar[str] = "parallelspec"

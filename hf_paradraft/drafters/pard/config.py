@@ -67,8 +67,9 @@ def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
 
 
 def mend_sampling(config: GenerationConfig) -> None:
-    """Take out of a greedy config how to sample: many models come so, and transformers does not
-    save them again.
+    """Remove the sampling options from a greedy config.
+
+    Many models come with some, and transformers does not save them again.
     """
     if not config.do_sample:
         for name in SAMPLING:

@@ -31,12 +31,11 @@ from .pard2 import FILE, ProjectedFeatures, Projection
 
 
 class PardDrafter(SavedDrafter):
-    """A causal LM that drafts in parallel (PARD, section 3); mixed into the class of the model it
-    is made from.
+    """A causal LM that drafts in parallel (PARD, section 3).
 
-    The saved folder is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code
-    load it as it is. Plain `generate` stays ordinary decoding; as `assistant_model` of a target it
-    drafts.
+    The class is mixed into the class of the model that the drafter is made from. The saved folder
+    is a plain causal LM: `AutoModelForCausalLM`, vLLM, TensorRT-LLM and AMD's code load it as it
+    is. Plain `generate` stays ordinary decoding; as `assistant_model` of a target it drafts.
 
     Attributes:
         mask_token_id: id of the mask token.
@@ -71,8 +70,9 @@ class PardDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`: a causal LM whose config names a mask token, and
-        that is of no other kind.
+        """Implement `SavedDrafter.recognises`: a causal LM whose config names a mask token.
+
+        It is not one of another kind.
         """
         if folder.holds(ADAPTER):
             return False
@@ -91,8 +91,7 @@ class PardDrafter(SavedDrafter):
         target_independent: bool = False,
         **kwargs: Any,
     ) -> PardDrafter:
-        """Load the drafter in a folder, in AMD's published format or saved by this library; PARD-2
-        too.
+        """Load a PARD or PARD-2 drafter, in AMD's published format or as this library saves it.
 
         Args:
             folder: with its files.
@@ -173,8 +172,9 @@ class PardDrafter(SavedDrafter):
         return _prepare(drafter, mask_token_id, model.name_or_path)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
-        """Save a plain causal LM whose config tells every engine the mask token; see
-        `PreTrainedModel.save_pretrained`.
+        """Save a plain causal LM whose config tells every engine the mask token.
+
+        See `PreTrainedModel.save_pretrained`.
         """
         check_merged(self)
         self.config.paradraft = {
@@ -227,9 +227,7 @@ class PardDrafter(SavedDrafter):
 
     @property
     def paradraft(self) -> dict[str, Any]:  # type: ignore[override]
-        """The library's section of `config.json`: how to use the drafter, how it was trained, its
-        measurements.
-        """
+        """The library's section of `config.json`: the drafter's use, training and measurements."""
         section = getattr(self.config, "paradraft", None)
         return (
             section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
@@ -314,8 +312,9 @@ def _rebuild(config_class: type[PreTrainedConfig], state: dict[str, Any]) -> Par
 
 @cache
 def drafter_class(config_class: Any) -> type[PardDrafter]:
-    """Make the causal LM class of `config_class` with `PardDrafter` mixed in, under the base's own
-    name.
+    """Make the causal LM class of `config_class` with `PardDrafter` mixed in.
+
+    It has the base's own name.
 
     Raises:
         ValueError: transformers has no causal LM for it.

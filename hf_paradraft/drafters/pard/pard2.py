@@ -147,8 +147,9 @@ class ProjectedFeatures(CausalRows):
         )
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `RowModel.text`: embeddings with what is added; an id without an embedding
-        counts as a mask.
+        """Implement `RowModel.text`: embeddings with the projected features added.
+
+        An id without an embedding counts as a mask.
         """
         return self.stack.get_input_embeddings()(super().text(ids, fused)) + fused
 

@@ -65,8 +65,9 @@ class PardTrainer(RowTrainer):
 
 @dataclass(kw_only=True)
 class PardTraining(TrainingOptions):
-    """Teach a small causal LM to draft K tokens in one forward. Many devices: run it under
-    `accelerate launch`.
+    """Teach a small causal LM to draft K tokens in one forward.
+
+    Many devices: run it under `accelerate launch`.
     """
 
     kind: ClassVar[str] = "pard"
@@ -107,9 +108,7 @@ class PardTraining(TrainingOptions):
         return {"weight_decay": 0.01, "adam_beta2": 0.95, "bf16": bf16}
 
     def check(self) -> None:
-        """Implement `TrainingOptions.check`; a target that is not there is noticed before
-        training.
-        """
+        """Implement `TrainingOptions.check`; a missing target is noticed before training."""
         super().check()
         refuse_packed(self.model, "a PARD drafter is trained of ordinary ones")
         if self.target is None:

@@ -55,8 +55,9 @@ def rank_counts(
 def calibrate(
     model: PeftModel, samples: Dataset, points: int = 32, batch_size: int = 4, seed: int = 0
 ) -> list[list[float]]:
-    """Measure how often the active adapter's guesses are right, `a[d][r]` by distance and rank, and
-    set it in its config.
+    """Measure how often the active adapter's guesses are right, and set that in its config.
+
+    The shares are `a[d][r]`, by distance and rank.
 
     Args:
         model: with an active PPD adapter.
@@ -96,8 +97,9 @@ def calibrate(
 
 
 def falling(rates: list[float]) -> list[float]:
-    """Fit the falling row that is nearest to `rates` (isotonic regression): a tree needs chances
-    that fall with the rank.
+    """Fit the falling row that is nearest to `rates`, by isotonic regression.
+
+    A tree needs chances that fall with the rank.
     """
     blocks: list[tuple[float, int]] = []
     for rate in rates:

@@ -29,8 +29,9 @@ def default_rows(adapter: PpdConfig) -> int:
 
 
 def tree_rows(adapter: PpdConfig, options: SpeculationConfig) -> int:
-    """Count the rows that a sparse tree may have without the last token's: the tree size, or what a
-    chain or `auto` comes to.
+    """Count the rows that a sparse tree may have without the last token's.
+
+    That is the tree size, or the number that a chain or `auto` comes to.
 
     Args:
         adapter: its numbers of prompts, and whether it is calibrated.
@@ -92,8 +93,9 @@ class PpdDrafting(Drafting):
         ] = []  # of each sequence, logits (k, V) for the tokens after its last one
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
-        """Guess a tree for each sequence, with prompts below the nodes where the round is likely to
-        end.
+        """Guess a tree for each sequence, with prompts below some of its nodes.
+
+        The round is likely to end at these nodes.
         """
         if not self.trees:
             self.trees = [(tree, self._hang(tree)) for tree in self._trees(len(prefixes))]
@@ -101,8 +103,9 @@ class PpdDrafting(Drafting):
         return [self._tree(guess, prefix) for guess, prefix in zip(guesses, prefixes, strict=True)]
 
     def _trees(self, batch_size: int) -> list[SparseTree]:
-        """Build the trees by state: of `rows` rows, or of the size that brings most tokens per
-        second (PPD, section 4.5).
+        """Build the trees by state, of `rows` rows or of the best size (PPD, section 4.5).
+
+        The best size brings most tokens per second.
         """
         if not self.automatic:
             return build_trees(self.accuracy, self.rows, self.e)

@@ -68,8 +68,9 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`: any adapter with no record of another kind; PEFT's
-        others are refused by name.
+        """Implement `SavedDrafter.recognises`: any adapter with no record of another kind.
+
+        PEFT's other adapters are refused by name.
         """
         return folder.record.get("kind", cls.kind) == cls.kind
 
@@ -169,8 +170,9 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def adopt(cls, target: PreTrainedModel, assistant: object) -> Drafter | None:
-        """Make the drafter of a model with a PPD adapter: the target's own, or a small model that
-        guesses in parallel.
+        """Make the drafter of a model with a PPD adapter.
+
+        It is the target's own, or a small model that guesses in parallel. None: no such model.
         """
         if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
             return None
@@ -229,8 +231,9 @@ class PpdDrafter(SavedDrafter):
     def draft_logits(
         self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None
     ) -> Tensor:
-        """Compute the prompts' logits after a whole prefix, from forwards of the attached target
-        without caches.
+        """Compute the prompts' logits after whole prefixes, without caches.
+
+        They come from forwards of the attached target.
 
         Args:
             input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been
@@ -268,8 +271,9 @@ NOT_DRAFTED = {
 
 
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
-    """Draft in `PeftModel.generate` with an active PPD adapter, or decode plainly where a call
-    cannot be drafted for.
+    """Draft in `PeftModel.generate` with an active PPD adapter.
+
+    A call that cannot be drafted for is decoded plainly.
     """
     embedding = prompt_embedding(self.model)
     config = (

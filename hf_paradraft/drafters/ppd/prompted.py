@@ -13,8 +13,9 @@ from .tuner import prompt_embedding
 
 
 class PromptedDrafter(Drafter):
-    """A drafter that guesses m + 1 tokens in one forward, as PARD does, with an adapter's prompts
-    in the place of masks.
+    """A drafter that guesses m + 1 tokens in one forward, with an adapter's prompts.
+
+    The prompts stand in the place of PARD's masks.
 
     `assistant_model=PeftModel.from_pretrained(small, adapter)` makes one by itself; make it here to
     change its options.

@@ -13,8 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 def insertion_points(
     length: int, num_prompt_tokens: int, count: int, generator: torch.Generator | None = None
 ) -> LongTensor:
-    """Draw the places where prompts are inserted: `count` random positions (or all) with m + 1
-    tokens after them.
+    """Draw random positions where prompts are inserted, `count` or all that there are.
+
+    Each has m + 1 tokens after it.
 
     Args:
         length: of the text, n.
@@ -33,8 +34,7 @@ def insertion_points(
 def prompt_rows(
     text: LongTensor, points: LongTensor, num_prompt_tokens: int, num_ensembles: int
 ) -> tuple[LongTensor, BoolTensor]:
-    """Lay out the rows of texts of n tokens with prompts after `points`: their positions, and what
-    each may attend to.
+    """Lay out the rows of texts with prompts after `points`: positions and attention mask.
 
     The texts' rows come first, in any order, then for each point its m·E prompts, the E of one
     prompt together. A text row sees the text up to itself; a prompt sees the text up to its point

@@ -40,11 +40,11 @@ class SparseTree:
         return sum(self.paths.path_probability)
 
     def prompt_rows(self, num_ensembles: int) -> tuple[list[int], list[int], list[int]]:
-        """Lay out the prompts as rows of a draft of N nodes: each one's node, what it sees (`N + r`
-        is row `r`), and which it is.
+        """Lay out the prompts as rows of a draft of N nodes.
 
-        The E embeddings of one prompt stand together; each sees the one before it of its own
-        ensemble.
+        Three lists give each row's node, the node or row that it sees (`N + r` is row `r`), and its
+        prompt embedding. The E embeddings of one prompt stand together; each sees the one before it
+        of its own ensemble.
         """
         nodes: list[int] = []
         parents: list[int] = []
@@ -69,8 +69,9 @@ def ends(paths: Draft) -> list[float]:
 
 
 def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: int) -> list[int]:
-    """Choose how many prompts each node gets: the `budget` most useful of all that there may be, m
-    below each.
+    """Choose the number of prompts of each node, so that the most useful ones are there.
+
+    These are `budget` of all that there may be, m below each node.
 
     Args:
         chances: that the round ends at each node, from `ends`.
@@ -84,8 +85,9 @@ def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: in
 
 
 def transitions(trees: list[SparseTree]) -> numpy.ndarray:
-    """Compute the transition matrix `(m + 1, m + 1)`: from the state of each tree, the chance of
-    each next one.
+    """Compute the transition matrix `(m + 1, m + 1)` between the states of the trees.
+
+    A row has the chances of each next state.
     """
     table = numpy.zeros((len(trees), len(trees)))
     for state, tree in enumerate(trees):
@@ -95,8 +97,9 @@ def transitions(trees: list[SparseTree]) -> numpy.ndarray:
 
 
 def stationary(table: numpy.ndarray) -> numpy.ndarray:
-    """Compute the share of rounds in each state in the long run, from state 0, which is how a text
-    begins.
+    """Compute the share of rounds in each state in the long run.
+
+    It starts from state 0, as a text does.
     """
     lazy = (table + numpy.eye(len(table))) / 2  # the same shares, and no periods
     return numpy.linalg.matrix_power(lazy, 2**20)[0]
@@ -108,8 +111,9 @@ def amortised_gain(trees: list[SparseTree]) -> float:
 
 
 def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Draft]:
-    """Find the most probable candidates of states 0 … m, `num_nodes` at most; `accuracy` as for
-    `build_trees`.
+    """Find the most probable candidates of states 0 … m, `num_nodes` at most.
+
+    `accuracy` is as for `build_trees`.
     """
     scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
     return [Draft.chain(torch.zeros(0, dtype=torch.long, device="cpu"))] + [
@@ -120,8 +124,9 @@ def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[D
 def build_trees(
     accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1
 ) -> list[SparseTree]:
-    """Build the trees of states 0 … m with the best amortised gain, over all splits of the rows
-    between candidates and prompts.
+    """Build the trees of states 0 … m with the best amortised gain.
+
+    All splits of the rows between candidates and prompts are tried.
 
     Args:
         accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all
@@ -166,8 +171,9 @@ def sizes(
     latency: Callable[[int], Any],
     batch_size: int = 1,
 ) -> list[Size]:
-    """List the sizes that an adapter may choose from; the best is the one with most `tau` per
-    second (PPD, section 4.5).
+    """List the sizes that an adapter may choose from.
+
+    The best is the one with most `tau` per second (PPD, section 4.5).
 
     Args:
         accuracy, num_ensembles: as for `build_trees`.

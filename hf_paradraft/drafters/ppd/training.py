@@ -29,8 +29,9 @@ logger = logging.get_logger(__name__)
 
 
 class PpdTrainer(ResumableTrainer):
-    """KL from the model's own distributions to the prompts' guesses, teacher and student in one
-    forward.
+    """A trainer of KL from the model's own distributions to the prompts' guesses.
+
+    Teacher and student share one forward.
 
     Args:
         model: with an active PPD adapter; all else is frozen.
@@ -73,8 +74,9 @@ class PpdTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Measure the loss, and how often the target's choice at distance `i` (from 1) is the guess
-        (`@i_top1`) or among five.
+        """Measure the loss, and how often the target's choice is among the guesses.
+
+        At distance `i` (from 1), it is the first guess (`@i_top1`) or among five (`@i_top5`).
         """
         model = self.model.eval()
         losses, hits = [], []

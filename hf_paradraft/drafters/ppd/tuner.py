@@ -16,8 +16,9 @@ from .config import PpdConfig, PpdType
 
 
 class PromptEmbedding(nn.Module, BaseTunerLayer):
-    """An input embedding that maps the ids after its vocabulary to prompts; all other ids give
-    exactly what they gave.
+    """An input embedding that maps the ids after its vocabulary to prompts.
+
+    All other ids give exactly the same embeddings as before.
 
     Args:
         base_layer: the model's input embedding. What it does to its own rows (Gemma scales them) is
@@ -58,8 +59,9 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         return None if self.disable_adapters or not names else self.ppd_prompts[names[0]]
 
     def config(self) -> PpdConfig:
-        """Look up the active adapter's config, which PEFT's own table forgets once another kind of
-        adapter takes its name.
+        """Look up the active adapter's config.
+
+        PEFT's own table forgets it once another kind of adapter takes its name.
         """
         return self.configs[next(name for name in self.active_adapters if name in self.ppd_prompts)]
 

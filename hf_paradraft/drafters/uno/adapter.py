@@ -19,16 +19,15 @@ NOISE = torch.randint(2**31, (4096,), generator=torch.Generator().manual_seed(0)
 
 
 def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:
-    """Look up noise tokens `(…)` for positions `(…)`, uniform over the vocabulary; a position
-    always has the same one.
+    """Look up noise tokens `(…)` for positions `(…)`, uniform over the vocabulary.
+
+    A position always has the same token.
     """
     return NOISE.to(positions.device)[positions % len(NOISE)] % vocab_size
 
 
 def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
-    """Make the forward of a LoRA layer that the first row of every text passes as if there were no
-    adapter.
-    """
+    """Make the forward of a LoRA layer without the adapter in the first row of every text."""
     adapted = type(layer).forward
 
     def forward(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -48,8 +47,9 @@ def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
 def with_adapter(
     target: PreTrainedModel, config: LoraConfig, tensors: dict[str, Tensor]
 ) -> PreTrainedModel:
-    """Copy a target, sharing its weights, with an adapter in all rows of a text but the first; the
-    target stays as it is.
+    """Copy a target with an adapter in all rows of a text but the first.
+
+    The copy shares the target's weights, and the target stays as it is.
 
     Args:
         target: to which the adapter belongs.

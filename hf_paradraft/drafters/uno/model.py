@@ -39,8 +39,9 @@ DRAFTS = 5
 
 
 class UnoDrafter(SavedDrafter):
-    """A target that guesses by itself, with an adapter that is on in noise alone; its text stays
-    its own.
+    """A target that guesses by itself, with an adapter that is on in noise alone.
+
+    Its text stays its own.
 
     Args:
         config: of the LoRA adapter.
@@ -73,8 +74,9 @@ class UnoDrafter(SavedDrafter):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by the record next to it: any LoRA adapter looks
-        like it.
+        """Implement `SavedDrafter.recognises`, by the record next to the adapter.
+
+        Any LoRA adapter looks like it.
         """
         return folder.record.get("kind") == cls.kind
 
@@ -153,8 +155,9 @@ class UnoDrafter(SavedDrafter):
         return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move or cast the adapter, as `Tensor.to`, and return itself; it goes where a target is
-        anyway.
+        """Move or cast the adapter, as `Tensor.to`, and return the drafter.
+
+        The adapter goes where a target is anyway.
         """
         self.tensors = {name: tensor.to(*args, **kwargs) for name, tensor in self.tensors.items()}
         return self
@@ -203,8 +206,9 @@ class UnoDrafter(SavedDrafter):
         features: dict[FeatureKey, Tensor] | None = None,
         num_draft_tokens: int | None = None,
     ) -> Tensor:
-        """Compute logits `(B, K, V)` of the next tokens in one forward, as
-        `FeatureDrafter.draft_logits`; the first row's are the target's own.
+        """Compute logits `(B, K, V)` of the next tokens in one forward.
+
+        Arguments as for `FeatureDrafter.draft_logits`. The first row's logits are the target's own.
 
         Raises:
             ValueError: it is attached to no target.
@@ -279,8 +283,9 @@ def _tensors(model: PreTrainedModel) -> set[int]:
 
 @torch.no_grad()
 def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
-    """Read one token, and look at what each layer keeps: heads, and numbers of a key and of a
-    value.
+    """Find the shape of each layer's cache: heads, and numbers of a key and of a value.
+
+    One token is read for that.
     """
     cache, token = plain_cache(model), torch.zeros((1, 1), dtype=torch.long, device=model.device)
     model(input_ids=token, use_cache=True, **with_cache(model, cache))
@@ -291,8 +296,9 @@ def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
 
 
 class UnoDrafting(ContextDrafting):
-    """A row of noise for every token to be guessed but the first, after what the target has read of
-    each text.
+    """One call's drafting over rows of noise after the part of each text that was read.
+
+    There is a row for every token to be guessed but the first.
 
     Args:
         drafter: attached to its target; nothing of it changes.
