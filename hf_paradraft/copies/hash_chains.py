@@ -80,8 +80,9 @@ class HashChains:
         return (best, places) if places else (0, [])
 
     def read(self, place: int, room: int) -> list[int]:
-        """Read at most `room` tokens from a place on, up to the end of its text; none if they were
-        written over.
+        """Read at most `room` tokens from a place to the end of its text.
+
+        Nothing is read where they were written over.
         """
         if not self.end - len(self.tokens) <= place < self.end:
             return []

@@ -82,8 +82,9 @@ class Text:
 
 
 class PromptLookup:
-    """A finder of tokens to copy for the sequences of a group, which learns how often its copies
-    were right.
+    """A finder of tokens to copy for the sequences of a group.
+
+    It learns how often its copies were right.
 
     Args:
         longest, shortest: tokens of a match in the text itself.
@@ -122,8 +123,9 @@ class PromptLookup:
         self.vocab_size = vocab_size
 
     def remember(self, text: LongTensor) -> None:
-        """Add a text that has ended to a memory that wants it; one with an image, say, is left
-        out.
+        """Add a text that has ended to a memory that remembers texts.
+
+        A text with ids outside of the vocabulary, those of an image, say, is left out.
         """
         if (
             self.memory is not None
@@ -196,8 +198,10 @@ class PromptLookup:
         )
 
     def join_to(self, draft: Draft, copies: list[Copy], size: TreeSize, budget: Budget) -> Draft:
-        """Join a draft and a sequence's copies, where these promise more; a tree may become deeper
-        than K by it.
+        """Join a sequence's copies to a tree, or put the best one in place of a weaker chain.
+
+        A tree may become deeper than K by it. A draft with prompt rows, or a tree whose chances are
+        not known, stays as it is.
         """
         # a sparse tree holds what pays next to its prompts
         if not copies or draft.prompt_rows is not None:
@@ -295,8 +299,9 @@ class PromptLookup:
 
 
 def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:
-    """Join copied chains to a tree: nodes that several have count once, and the `size` most
-    probable ones stay.
+    """Join copied chains to a tree, and keep its `size` most probable nodes.
+
+    Nodes that several chains share count once.
 
     Args:
         draft: with `acceptance`, not drawn.

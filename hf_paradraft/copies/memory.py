@@ -31,8 +31,9 @@ PIECE, PAUSE = (
 
 
 class Memory:
-    """Texts that drafts are copied from, and that outlive a call: a file that is being edited,
-    passages, earlier answers.
+    """Texts that outlive a call and that drafts are copied from.
+
+    They may be a file that is being edited, passages, or earlier answers.
 
     Several calls, drafters and threads may share one. `drafter.memory = memory` gives it to a
     drafter of any kind.
@@ -79,8 +80,9 @@ class Memory:
 
     @property
     def largest(self) -> int:
-        """The largest id that is kept, -1 for none: a target with a smaller vocabulary cannot copy
-        from here.
+        """The largest id that is kept, -1 for none.
+
+        A target with a smaller vocabulary cannot copy from here.
         """
         with self._lock:
             tokens, oldest = self._chains.tokens, self._chains.end - len(self._chains.tokens)
@@ -129,8 +131,9 @@ class Memory:
     def following(
         self, tail: Sequence[int], room: int
     ) -> tuple[int, list[tuple[int, list[int], int]]]:
-        """Find what follows the longest match of a text's end, by the token that comes first: the
-        most frequent two.
+        """Find the continuations of the longest match of a text's end.
+
+        Those with the two most frequent first tokens are taken.
 
         Args:
             tail: the text's last tokens; `LONGEST` are enough.
@@ -154,8 +157,9 @@ class Memory:
             ]
 
     def read(self, place: int, room: int) -> list[int]:
-        """Read on from a place that `following` gave; empty at its text's end, or once it was
-        written over.
+        """Read on from a place that `following` gave, to the end of its text.
+
+        Nothing is read at that end, or once the place was written over.
         """
         with self._lock:
             return self._chains.read(place, room)

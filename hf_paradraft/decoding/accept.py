@@ -70,8 +70,9 @@ class Rule:
         return self
 
     def race(self, row: int, length: int, processors: LogitsProcessorList, budget: Any) -> Any:
-        """Return what orders a drafter's guesses after `length` tokens, padding included, by the
-        target's draw; None: nothing.
+        """Return the scorer that orders a drafter's guesses by the target's draw, if any.
+
+        The guesses stand after `length` tokens, padding included. None: nothing orders them.
         """
 
     def undisturbed(self) -> AbstractContextManager:
@@ -98,14 +99,18 @@ class Rule:
         return [], None
 
     def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-        """Choose the token after `node` by processed scores `(1, V)`: the token, and the drafted
-        child that it is or None.
+        """Choose the token after `node` by processed scores `(1, V)`.
+
+        Returns:
+            The token, and the drafted child that it is or None.
         """
         raise NotImplementedError(f"{type(self).__name__} has no judge(draft, node, scores).")
 
     def draw_together(self, scores: Tensor) -> list[int] | None:
-        """Draw the tokens of all sequences, at one length, from processed scores `(B, V)`; None:
-        each is judged by itself.
+        """Draw the tokens of all sequences, at one length, from processed scores `(B, V)`.
+
+        Returns:
+            The tokens; None: each sequence is judged by itself.
         """
         return None
 
@@ -181,8 +186,9 @@ def accept(
 def _most_probable(
     draft: Draft, logits: Tensor, room: LongTensor, choices: list[int]
 ) -> Iterator[Emitted]:
-    """Yield the new tokens where the most probable ones alone decide; they are written into `room`
-    in one operation.
+    """Yield the new tokens where the most probable ones alone decide.
+
+    They are written into `room` in one operation.
     """
     nodes = [-1]
     while (child := child_that_is(draft, nodes[-1], choices[nodes[-1] + 1])[1]) is not None:

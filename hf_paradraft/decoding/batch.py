@@ -18,8 +18,9 @@ from .sequence import Accepted, Sequence, advance
 
 
 class Batch:
-    """The sequences that are verified in one forward. A call of `generate` is a batch that none
-    joins.
+    """The sequences that are verified in one forward.
+
+    A call of `generate` is a batch that no other call joins.
 
     Until it is closed it watches what drafters read of the target, in the thread that has made it.
 
@@ -49,8 +50,10 @@ class Batch:
             group.features.stop()
 
     def read_piece(self) -> bool:
-        """Read a piece of the only call's prompt, where that is wanted in pieces; False if the last
-        is left.
+        """Read a piece of the only call's prompt, where the prompt is to be read in pieces.
+
+        Returns:
+            Whether a piece was read; False where the next round reads all that is left.
         """
         [call], [group] = self.calls, self.groups
         return group.read_piece(self.verifier, call.buffer, call.generation_config)
@@ -99,8 +102,10 @@ class Batch:
 
     @contextmanager
     def _for(self, call: Call) -> Iterator[None]:
-        """Let what raises in one call (a processor, scores that nothing can be drawn from) end that
-        one alone.
+        """Let an exception in one call end that call alone.
+
+        It may come from a processor, say, or from scores that nothing can be drawn from. In a batch
+        of one call it is raised.
         """
         try:
             yield

@@ -55,8 +55,9 @@ LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
 
 
 def begin_call(model: PreTrainedModel, *args: Any) -> Batch:
-    """Prepare a call of a kind that is served (`hf_paradraft.admission`), as a batch of its own, to
-    be closed.
+    """Prepare a call as a batch of its own, which the caller has to close.
+
+    The call is of a kind that is served (`hf_paradraft.admission`).
 
     Args:
         model, args: as for `speculative_decoding`, without `synced_gpus`.
@@ -199,9 +200,7 @@ def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
 def _ends(
     stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
 ) -> tuple[Ends, StoppingCriteriaList]:
-    """Build the conditions that end each sequence, and list the criteria that are asked about the
-    whole batch.
-    """
+    """Build the ends of each sequence, and list the criteria asked about the whole batch."""
     # An own length criterion replaces max_length, as in plain decoding, which too gives one token
     # at least.
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
@@ -293,8 +292,9 @@ def make_verifier(
     features: Features | None = None,
     held: int = 0,
 ) -> Verifier:
-    """Make the verifier that serves a call, with trees and batches where model, cache and inputs
-    allow it.
+    """Make the verifier of a call, with trees and batches where it can serve them.
+
+    Model, cache and inputs decide that.
 
     Args:
         model: the target.

@@ -46,8 +46,9 @@ class RowLatency:
     seconds: list[float]
 
     def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
-        """Compute the seconds of a forward of `rows`, by interpolation; beyond the largest that was
-        measured, by its slope.
+        """Compute the seconds of a forward of `rows`, by interpolation.
+
+        Beyond the largest number that was measured the last slope goes on.
         """
         slope = (
             (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
@@ -59,23 +60,20 @@ class RowLatency:
 
 
 class Recent(deque[float]):
-    """A figure as it was lately: the median of the last nine, for single rounds may be
-    disturbed.
-    """
+    """The median of a figure's last nine values, which one disturbed round does not move."""
 
     def __init__(self, value: float):
         super().__init__(maxlen=9)
         self.unseen = value
 
     def __call__(self) -> float:
-        """Return the median of the last values, or the initial value until something was
-        observed.
-        """
+        """Return the median of the last values, or the initial value before any."""
         return float(median(self)) if self else self.unseen
 
 
 class Budget:
-    """Time and acceptance of one target and drafter with one size of batch, over all their calls.
+    """Times and acceptance of one target and drafter at one batch size, over all their calls.
+
     Tokens are those of a sequence.
 
     Args:
@@ -137,8 +135,9 @@ class Budget:
         self.recent = 1.0
 
     def cost(self, rows: ndarray | int) -> ndarray:
-        """Compute the expected seconds of verifying and accepting `rows` query rows of each
-        sequence, without drafting.
+        """Compute the expected seconds to verify and accept `rows` query rows of each sequence.
+
+        Drafting is not counted.
         """
         rows = numpy.asarray(rows)
         if self.row_counts is not None:
@@ -163,25 +162,27 @@ class Budget:
         return self.came_true / self.expected
 
     def rate(self, tokens: float, seconds: float) -> float:
-        """Compute the tokens per second that further drafting must exceed: the higher rate of
-        drafted and of plain rounds.
+        """Compute the tokens per second that further drafting must exceed.
 
-        The first is the long run's, with this round's expected tokens and seconds.
+        That is the higher of two rates: of drafted rounds in the long run, with this round's
+        expected tokens and seconds, and of plain rounds.
         """
         return max((self.tokens + tokens) / (self.seconds + seconds), 1 / self.plain_seconds)
 
     def worth(
         self, tokens: float, seconds: float, round_tokens: float, round_seconds: float
     ) -> bool:
-        """Tell whether further tokens are worth further seconds in a round that is expected to have
-        so many of both already.
+        """Tell whether further tokens are worth further seconds in a round.
+
+        The round is expected to have `round_tokens` and `round_seconds` already.
         """
         return tokens > seconds * self.rate(round_tokens, round_seconds)
 
     @property
     def least(self) -> float:
-        """The chance of a path below which a node surely brings tokens slower than rounds do; 0
-        before any round.
+        """The chance of a path below which a node surely brings tokens slower than rounds do.
+
+        It is 0 before any round.
         """
         if not self.seconds:
             return 0.0
@@ -193,8 +194,9 @@ class Budget:
     def size(
         self, probabilities: Sequence[Sequence[float]], draft_seconds: float | None = None
     ) -> int:
-        """Choose how many nodes of each draft to verify: one number for all, because the largest
-        draft determines the time.
+        """Choose how many nodes of each draft to verify, one number for all drafts.
+
+        The largest draft determines the time.
 
         Args:
             probabilities: of each sequence that drafts, the path probabilities of its nodes, most

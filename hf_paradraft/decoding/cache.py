@@ -49,9 +49,7 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
 
 
 def empty_cache(model: PreTrainedModel) -> DynamicCache:
-    """Make an empty dynamic cache from which a drafter can drop the entries of its guesses
-    again.
-    """
+    """Make an empty dynamic cache that can drop the entries of a drafter's guesses again."""
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     if is_recurrent(cache):
         record_windows(cache)
@@ -61,8 +59,9 @@ def empty_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
-    """Make an empty static cache of at least `num_slots` slots whose layers all keep every
-    token.
+    """Make an empty static cache of at least `num_slots` slots that keeps every token.
+
+    All of its layers do, sliding windows included.
     """
     num_slots = -(-num_slots // SLOTS) * SLOTS
     cache = StaticCache(config=model.config, max_cache_len=num_slots)
@@ -76,8 +75,9 @@ def replace_layers(cache: Cache, make: Callable[[], Any]) -> None:
 
 
 def use_plain_layers(cache: Cache, num_slots: int) -> bool:
-    """Let an empty cache keep every token in every layer: a rejected branch must not push out what
-    a window still needs.
+    """Let an empty cache keep every token in every layer.
+
+    Otherwise a rejected branch could push out entries that a window still needs.
 
     Args:
         cache: of the call; its layers are replaced if they are empty.
@@ -108,8 +108,7 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
 
 
 class CroppedCache:
-    """A cache as transformers itself keeps it: its rows have one length, and drop their last
-    tokens.
+    """A cache as transformers keeps it, whose rows have one length and drop their last tokens.
 
     Args:
         cache: of any kind that `crop` can shorten.
@@ -123,8 +122,9 @@ class CroppedCache:
         self.cache, self.lengths = cache, [length] * batch_size
 
     def keep(self, paths: list[list[int]], written: int) -> None:
-        """Keep the first of the last forward's entries, as `RaggedCache.keep`; sliding windows
-        shrink to their size.
+        """Keep the first of the last forward's entries, as `RaggedCache.keep`.
+
+        Sliding windows shrink to their size.
         """
         kept = len(paths[0])
         self.lengths = [length + kept for length in self.lengths]
@@ -164,8 +164,9 @@ class RaggedCache:
         return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
 
     def keep(self, paths: list[list[int]], written: int) -> None:
-        """Keep some of the last forward's entries; the rest is dropped, and nothing is computed
-        again.
+        """Keep some of the last forward's entries, and drop the rest.
+
+        Nothing is computed again.
 
         Args:
             paths: for each row, indices of its new entries in the order of its tokens.
@@ -200,8 +201,9 @@ class RaggedCache:
         self.shrink(end)
 
     def shrink(self, written: int) -> None:
-        """Let the cache end, which it did at slot `written`, where the longest row does: nothing
-        after it is of use.
+        """Let the cache, which ended at slot `written`, end where the longest row does.
+
+        Nothing after it is of use.
         """
         for layer in self.layers():
             if isinstance(layer, StaticLayer):

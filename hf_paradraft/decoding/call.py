@@ -31,8 +31,9 @@ FAIR_TOKENS = (
 
 
 def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
-    """Make a budget that knows of no other call, and of no costs; arguments as for
-    `hf_paradraft.admission.budget_of`.
+    """Make a budget that knows of no other call, and of no costs.
+
+    Arguments are as for `hf_paradraft.admission.budget_of`.
     """
     return Budget(RowLatency([1], [1.0]), *sizes[:3])
 
@@ -184,8 +185,9 @@ class Call:
 
     @property
     def share(self) -> float:
-        """The share of what drafts have brought that brings the end nearer, which is the slowest
-        text's.
+        """The share of the drafts' tokens that brings the end of the call nearer.
+
+        The call ends with its slowest text.
         """
         gained = [
             s.length - self.begin - self.stats.num_rounds for s in self.sequences if not s.finished
@@ -193,8 +195,10 @@ class Call:
         return (min(gained) + FAIR_TOKENS) / (fmean(gained) + FAIR_TOKENS) if gained else 1.0
 
     def break_off(self) -> None:
-        """Leave the cache of a batch in which something raised even, as in plain decoding, where it
-        may be seen.
+        """Crop every row of the caller's cache to one length after an exception.
+
+        Plain decoding leaves a batch's cache like this. A cache that the caller does not see again
+        stays as it is.
         """
         if self.hands_back and len(self.sequences) > 1:
             lengths = self.verifier.cache.lengths

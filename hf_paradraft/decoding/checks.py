@@ -54,8 +54,9 @@ MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features
 
 
 def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call brings images, sound or embeddings: an argument of such a name that holds
-    something.
+    """Tell whether a call brings images, sound or embeddings.
+
+    Then an argument of such a name holds something.
     """
     return any(
         holds_something(value) and any(part in name for part in MORE_THAN_IDS)
@@ -64,8 +65,9 @@ def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
 
 
 def holds_something(value: Any) -> bool:
-    """Tell whether an argument is there at all: some models are handed empty mappings for images
-    that a call does not have.
+    """Tell whether an argument is there, and is not an empty mapping.
+
+    Some models are handed empty mappings for images that a call does not have.
     """
     return value is not None and not (isinstance(value, Mapping) and not value)
 
@@ -78,8 +80,7 @@ def check_lengths(
     generation_config: GenerationConfig,
     model_kwargs: dict[str, Any],
 ) -> None:
-    """Refuse prompts whose parts do not fit together, and positions that change their meaning on
-    the way.
+    """Refuse inputs of different lengths, and positions that change their scale on the way.
 
     Args:
         model: the target.
@@ -120,8 +121,10 @@ def _rope_types(model: PreTrainedModel) -> set[str]:
 
 
 def changes_its_scale(model: PreTrainedModel) -> int | None:
-    """Look up how many tokens a target reads before its rotary positions change their scale; None:
-    they never do.
+    """Look up after how many tokens a target's rotary positions change their scale.
+
+    Returns:
+        The number of tokens; None: the scale never changes.
     """
     if not _rope_types(model) & {"dynamic", "longrope"}:
         return None

@@ -19,8 +19,9 @@ SHAPES = (
 
 
 def compiled_forward(model: PreTrainedModel, features: Features | None = None) -> Callable:
-    """Compile `model.forward`, with CUDA graphs on a GPU. Beyond `SHAPES` different shapes it runs
-    uncompiled.
+    """Compile `model.forward`, with CUDA graphs on a GPU.
+
+    Beyond `SHAPES` different shapes it runs uncompiled.
 
     Args:
         model: any.

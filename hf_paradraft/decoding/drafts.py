@@ -70,8 +70,9 @@ class DraftBuilder:
         branches: bool,
         spaces: list[int] | None = None,
     ) -> list[Draft]:
-        """Make a draft for each sequence: at most `room` deep, copies apart, without a token where
-        there is no guess.
+        """Make a draft for each sequence, at most `room` deep apart from copies.
+
+        A draft has no token where there is no guess.
 
         Args:
             drafting: guesses.

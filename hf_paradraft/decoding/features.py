@@ -60,8 +60,9 @@ def given(kwargs: dict[str, Any]) -> Tensor:
 
 
 class Features:
-    """A collector of hidden states in one call's forwards, while it is entered; nothing is hooked
-    if nothing is asked for.
+    """A collector of hidden states in one call's forwards, while it is entered.
+
+    Nothing is hooked if nothing is asked for.
 
     Several calls may share a target, each in a thread of its own: forwards of other threads than
     the one that entered are left alone.
@@ -128,8 +129,9 @@ class Features:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether a forward is this call's. A compiled one is traced without the question, which
-        would break its graph.
+        """Whether a forward is this call's.
+
+        A compiled forward is traced without the question, which would break its graph.
         """
         return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
 
@@ -167,13 +169,12 @@ class Features:
         return hook
 
     def collect(self) -> None:
-        """Take what the last forward brought: a logits processor may run the target for its own
-        ends before it is read.
+        """Keep the states that the last forward brought, until they are read.
+
+        A logits processor may run the target for its own ends before.
         """
         self.verified, self.rows = self.rows, {}
 
     def of_sequence(self, row: int, rows: list[int]) -> dict[FeatureKey, Tensor]:
-        """Select one sequence's states at these rows of the collected forward, `(f, hidden)`
-        each.
-        """
+        """Select a sequence's states `(f, hidden)` at these rows of the collected forward."""
         return {key: states[row, rows] for key, states in self.verified.items()}

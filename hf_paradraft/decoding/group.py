@@ -64,9 +64,7 @@ class Group:
         )
 
     def draft(self, verifier: Verifier) -> None:
-        """Give each sequence a draft; an empty one where none has room, or the round is a plain
-        one.
-        """
+        """Give each sequence a draft; in a plain round, or where none has room, an empty one."""
         first = any(call.first for call in self.calls)
         rests = self.builder.may_rest and not first and self.budget.rest()
         depth = (
@@ -155,8 +153,9 @@ class Group:
         read: list[int],
         prompts: Tensor | None = None,
     ) -> Observation:
-        """Make a sequence's observation of a forward whose first row stood at `begin`: these rows,
-        but none twice.
+        """Make a sequence's observation of these rows of a forward, but of none twice.
+
+        The forward's first row stood at `begin`.
         """
         begin -= sequence.padding
         skipped = max(0, sequence.observed - begin)  # padding, and what was read again
@@ -169,8 +168,10 @@ class Group:
         )
 
     def read_piece(self, verifier: Verifier, buffer: LongTensor, config: GenerationConfig) -> bool:
-        """Read a piece of a call's prompt, where that is wanted, and show it to the drafter; False
-        if the last is left.
+        """Read a piece of a call's prompt, and show it to the drafter.
+
+        Returns:
+            Whether a piece was read; False where the next round reads all that is left.
         """
         piece = config.prefill_chunk_size
         if piece is None and self.features.keys and not changes_its_scale(verifier.model):

@@ -82,9 +82,7 @@ class GrowingTree:
             self.scores.append(float(paths[entry]))
 
     def unread(self) -> list[int]:
-        """List the nodes of the tree that may have children and were not read, most probable
-        first.
-        """
+        """List the tree's unread nodes that may have children, most probable first."""
         return [
             node for node in self.chosen if node not in self.read and self.depths[node] < self.depth
         ]
@@ -109,8 +107,9 @@ class GrowingTree:
 
 
 def width_on(device: torch.device) -> int:
-    """Return how many nodes of a sequence one forward of the drafter reads at most: on a CPU each
-    further row takes its time.
+    """Return how many nodes of a sequence one forward of the drafter reads at most.
+
+    On a CPU each further row takes its time.
     """
     return 2 if device.type == "cpu" else 8
 
@@ -159,16 +158,19 @@ class GrowingDraft(GrowingTree):
         return 1 + self.expected_tokens(self.chosen)
 
     def wanted(self) -> list[int]:
-        """List the nodes to read next: all for a head, as many as one forward reads for a
-        drafter.
+        """List the nodes to read next, most probable first.
+
+        A head reads all that are worth following, a drafter as many as one forward reads.
         """
         least = log(self.least) if self.least > 0 else -inf
         worth = [node for node in self.unread() if self.scores[node] >= least]
         return worth if self.guess.extend is None else worth[: width_on(self.guess.logits.device)]
 
     def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
-        """Record that the drafter reads `nodes` next, and return their tokens and parents as its
-        `extend` takes them.
+        """Record that the drafter reads `nodes` next.
+
+        Returns:
+            Their tokens and parents, as the drafter's `extend` takes them.
         """
         for node in nodes:
             self.indices[node] = len(self.indices) - 1
@@ -176,8 +178,9 @@ class GrowingDraft(GrowingTree):
         return tokens, [self.indices[self.parents[node]] for node in nodes]
 
     def look(self, nodes: list[int]) -> None:
-        """Add the children of nodes or of the root, from the guessed logits and the bias of a head
-        that reads their tokens.
+        """Add the children of nodes, or of the root, to the tree.
+
+        They come from the guessed logits and the bias of a head that reads the nodes' tokens.
         """
         if not nodes:
             return

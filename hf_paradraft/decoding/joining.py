@@ -41,8 +41,10 @@ def join(batch: Batch, other: Batch) -> None:
 
 
 def leave(batch: Batch) -> list[Call]:
-    """Let sequences that have ended go, with what the cache holds of them; returns the calls that
-    are over.
+    """Let sequences that have ended go, with their rows of the cache.
+
+    Returns:
+        The calls that are over.
     """
     going_on = [row for row, sequence in enumerate(batch.sequences) if not sequence.finished]
     if going_on and len(going_on) < len(batch.sequences):
@@ -68,8 +70,9 @@ def leave(batch: Batch) -> list[Call]:
 
 
 def _count(batch: Batch, learns: bool = True) -> None:
-    """Tell each sequence its place, and use the budgets learned for this batch size, rounded up to
-    a power of two.
+    """Tell each sequence its place, and use the budgets learned for this batch size.
+
+    The size is rounded up to a power of two.
     """
     for place, sequence in enumerate(batch.sequences):
         sequence.place = place
@@ -212,8 +215,10 @@ def join_masks(attention: TreeAttention, other: TreeAttention) -> None:
 
 
 def select_masks(attention: TreeAttention, rows: list[int]) -> int:
-    """Go on with some of the rows, in this order; returns how many columns on the left were padding
-    for all of them.
+    """Go on with some of the rows, in this order.
+
+    Returns:
+        How many columns on the left were padding for all of them.
     """
     seen = attention.prompt_mask[rows]
     count = int((seen.any(0).cumsum(0) == 0).sum())

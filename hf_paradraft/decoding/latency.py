@@ -31,8 +31,9 @@ FOLDER = Path(HF_HOME) / "paradraft" / "latency"
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Choose the file of a model's latencies, named by all that they depend on: parts, shape,
-    dtype, attention, device, threads.
+    """Choose the file of a model's latencies, named by all that they depend on.
+
+    That is parts, shape, dtype, attention, device, threads, and torch's version.
 
     Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded
     ones, and packed products.
@@ -68,8 +69,9 @@ def _file(model: PreTrainedModel) -> Path:
 @torch.no_grad()
 @without_cudnn_attention()
 def measure(model: PreTrainedModel) -> RowLatency:
-    """Measure the seconds of forwards over a short context, small and large ones in turn, for at
-    most some three seconds.
+    """Measure the seconds of forwards over a short context, small and large in turn.
+
+    This takes some three seconds at most.
     """
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
@@ -113,8 +115,9 @@ def measure(model: PreTrainedModel) -> RowLatency:
 
 
 def row_latency(model: PreTrainedModel) -> RowLatency:
-    """Look up the latencies of `model` on this machine: from disk, or measured now and written
-    there, where that is possible.
+    """Look up the latencies of `model` on this machine, or measure them now.
+
+    They are read from disk; measured ones are written there, where that is possible.
     """
     # adapters and wrappers come and go
     parts = [len(vars(part).keys() & OVER) for part in model.modules()]

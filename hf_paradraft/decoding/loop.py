@@ -26,8 +26,9 @@ from .tree_attention import without_cudnn_attention
 
 @dataclass
 class SpeculativeOutput(GenerateDecoderOnlyOutput):
-    """The output of `generate` with `return_dict_in_generate=True`, with statistics under
-    `speculation`.
+    """The output of `generate` as a mapping, with statistics under `speculation`.
+
+    Calls with `return_dict_in_generate=True` return it.
     """
 
     speculation: SpeculationStats | None = None
@@ -36,8 +37,9 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 @torch.no_grad()
 @without_cudnn_attention()
 def step(batch: Batch) -> None:
-    """Run one round of all sequences in a batch; between two rounds others may join, and those that
-    have ended may leave.
+    """Run one round of all sequences in a batch.
+
+    Between two rounds others may join, and those that have ended may leave.
 
     Whatever raises on the way (a processor, a criterion, Ctrl-C), the cache holds what plain
     decoding would have read by then.
@@ -76,8 +78,9 @@ def speculative_decoding(
     terms: Terms | None = None,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
-    """Decode with `model`, several tokens per forward where `drafter` guesses well; the output is
-    the target's own.
+    """Decode with `model`, several tokens per forward where `drafter` guesses well.
+
+    The output is the target's own, except with `acceptance='typical'`.
 
     It serves what `hf_paradraft.admission` admits. Call it through `model.generate(...,
     assistant_model=drafter)` or `model.generate(..., custom_generate=speculative_decoding,

@@ -22,8 +22,9 @@ MOST_UNREAD = 32
 
 
 def is_recurrent(cache: Cache) -> bool:
-    """Tell whether a layer of `cache` holds a recurrent state instead of, or in addition to, keys
-    and values.
+    """Tell whether a layer of `cache` holds a recurrent state.
+
+    The layer may have keys and values in addition.
     """
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers)
 
@@ -73,8 +74,9 @@ class States:
 
 
 def crop(cache: Cache, count: int) -> None:
-    """Drop the last `count` keys and values of all rows, and what windows have pushed out;
-    recurrent states stay as they are.
+    """Drop the last `count` keys and values of all rows.
+
+    Entries that windows have pushed out are dropped too; recurrent states stay as they are.
     """
     for layer in cache.layers:
         if not isinstance(layer, LinearAttentionCacheLayerMixin):
@@ -93,8 +95,9 @@ def record_windows(cache: Cache) -> None:
 
 
 def stop_recording(cache: Cache) -> None:
-    """Let sliding windows and states drop what they push out as it comes, as they do by
-    themselves.
+    """Let sliding windows and states drop old entries as they are pushed out.
+
+    They do so by themselves where nothing is recorded.
     """
     for layer in cache.layers:
         if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionCacheLayerMixin):

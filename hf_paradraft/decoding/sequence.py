@@ -24,8 +24,9 @@ from .accept import Emitted, Greedy, Rule, accept
 
 @dataclass
 class Accepted:
-    """A sequence's part of a round, filled while it is judged, so that an error there leaves it as
-    far as it went.
+    """A sequence's part of a round, filled while it is judged.
+
+    An error there leaves it as far as it went.
 
     Attributes:
         begin: its length before.
@@ -97,8 +98,9 @@ class Sequence:
         )
 
     def prefix(self, depth: int) -> Prefix:
-        """Make its prefix, with room for `depth` guessed tokens at most; without room if it has
-        ended.
+        """Make the sequence's prefix, with room for at most `depth` guessed tokens.
+
+        There is no room if the sequence has ended.
         """
         over = self.finished or self.ended is not None
         return Prefix(
@@ -150,8 +152,9 @@ class Ends:
 
 
 def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends: Ends) -> None:
-    """Take what the target agrees with of the draft, and its own next token; a sequence that ends
-    goes no further.
+    """Take the drafted tokens that the target agrees with, and the target's own next token.
+
+    A sequence that ends goes no further.
 
     Args:
         sequence: grows.
@@ -170,8 +173,9 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
 
 
 def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
-    """Let a sequence, whose buffer holds the new token already, grow by it, and see whether that
-    ends it.
+    """Let a sequence grow by a new token, and see whether that ends it.
+
+    The sequence's buffer holds the token already.
     """
     draft, accepted = sequence.draft, sequence.accepted
     path = accepted.path
@@ -196,8 +200,9 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
 
 
 class Processors(LogitsProcessorList):
-    """A list of processors, run in order. transformers' own inspects each one's signature at every
-    token, which takes longer.
+    """A list of processors that are run in order.
+
+    transformers' own inspects each one's signature at every token, which takes longer.
     """
 
     def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
@@ -210,8 +215,9 @@ class Processors(LogitsProcessorList):
 def processors_of_sequences(
     logits_processor: LogitsProcessorList, batch_size: int
 ) -> list[LogitsProcessorList]:
-    """Make the processors of each sequence alone: with memories of their own, and their own part of
-    what was set up by row.
+    """Make the processors of each sequence alone, with memories of their own.
+
+    They have their own part of arguments that were set up by row.
 
     In a batch those that may know its rows are left out: they are shown all of it
     (`rules.in_step`).
@@ -245,10 +251,13 @@ def _copied(processor: Any) -> Any:
 def collect(
     sequences: list[Sequence], buffer: LongTensor, generation_config: GenerationConfig
 ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Collect ids `(B, longest)`, padded after sequences that ended early, then scores and logits,
-    `(B, V)` per new token.
+    """Collect the ids of a call, and the scores and logits of its new tokens.
 
     Sequences that have no token there any more have zeros as scores.
+
+    Returns:
+        Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,
+        `(B, V)` per new token, or None where they are not kept.
     """
     ids = padded(
         sequences, buffer, max(sequence.length for sequence in sequences), generation_config
@@ -263,8 +272,9 @@ def collect(
 
 
 def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
-    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens, zeros after
-    a sequence's end.
+    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens.
+
+    After a sequence's end there are zeros.
     """
     if not count:
         return ()
@@ -278,8 +288,9 @@ def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
 def padded(
     sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig
 ) -> LongTensor:
-    """Copy the first `length` tokens of a call's buffer, as plain decoding has them: padded after
-    sequences that have ended.
+    """Copy the first `length` tokens of a call's buffer, padded as in plain decoding.
+
+    Padding stands after sequences that have ended.
     """
     ids, pad_token = buffer[:, :length].clone(), pad_token_of(generation_config)
     for index, sequence in enumerate(sequences):

@@ -31,8 +31,9 @@ class Shortlist:
 
     @classmethod
     def fit(cls, states: Tensor, rows: Tensor) -> Shortlist:
-        """Find the map of rank `RANK` with the least squared error of logits, over a drafter's own
-        states.
+        """Find the map of rank `RANK` with the least squared error of logits.
+
+        The error is taken over a drafter's own states.
 
         Args:
             states: `(n, hidden)`, normed, as the head reads them.
@@ -82,15 +83,17 @@ class Shortlist:
         save_file({"down": self.down.contiguous(), "up": self.up.contiguous()}, folder / FILE)
 
     def serves(self, states: Tensor) -> bool:
-        """Tell whether it is faster than the whole head: for a few rows on a CPU, and not in a
-        compiled forward.
+        """Tell whether the shortlist is faster than the whole head.
+
+        That is so for a few rows on a CPU, and not in a compiled forward.
         """
         few = states.numel() <= ROWS * states.shape[-1]
         return few and states.device.type == "cpu" and not torch.compiler.is_compiling()
 
     def steps(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Make the two matrices of the first step for a head: `(r, hidden)` and `(V', r)`, in its
-        dtype.
+        """Make the first step's two matrices for a head, `(r, hidden)` and `(V', r)`.
+
+        They have the head's dtype.
         """
         return self.down.to(rows), (rows.float() @ self.up.float()).to(rows)
 

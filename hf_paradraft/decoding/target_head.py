@@ -117,8 +117,9 @@ class TargetHead:
         notes_on(target)["known head"] = True
 
     def embed(self, ids: LongTensor, raw: bool = False) -> Tensor:
-        """Compute embeddings `(…, hidden)` as the target's first layer reads them; ids that it does
-        not have count as 0.
+        """Compute embeddings `(…, hidden)` as the target's first layer reads them.
+
+        Ids that the target does not have count as 0.
 
         Args:
             ids: int64 `(…,)`.
@@ -185,8 +186,9 @@ class TargetHead:
         )
 
     def _rows(self, weight: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Gather the wanted rows of an ordinary head and their bias, anew where that was moved,
-        cast, trained or replaced.
+        """Gather the wanted rows of an ordinary head, and their bias.
+
+        They are gathered anew where the head was moved, cast, trained or replaced.
         """
         before, version = self.gathered, 0 if weight.is_inference() else weight._version
         if (

@@ -81,8 +81,9 @@ def attention_windows(
 
 
 def reads_its_own_way(model: PreTrainedModel) -> bool:
-    """Tell whether code of others makes a model's masks, positions or inputs: it is asked for them,
-    and serves chains alone.
+    """Tell whether foreign code makes a model's masks, positions or inputs.
+
+    Such a model is asked for them, and serves chains alone.
     """
     parts = (model, model.get_decoder())
     return any(
@@ -94,17 +95,16 @@ def reads_its_own_way(model: PreTrainedModel) -> bool:
 
 
 def or_sdpa(model: PreTrainedModel) -> str:
-    """Name the remedy if `attention_windows` is None, as the end of a sentence; "" if there is
-    none.
+    """Name the remedy where `attention_windows` is None, as the end of a sentence.
+
+    The remedy is "" if there is none.
     """
     helps = attention_of(model) not in ("sdpa", "eager")
     return ", or load it with attn_implementation='sdpa'" if helps else ""
 
 
 def additive(seen: BoolTensor, dtype: torch.dtype) -> Tensor:
-    """Make a mask to be added to attention scores: 0 where `seen`, the least number of `dtype`
-    elsewhere.
-    """
+    """Make a mask to add to attention scores: 0 where `seen`, else the least of `dtype`."""
     return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(
         ~seen, torch.finfo(dtype).min
     )
@@ -159,8 +159,9 @@ class TreeAttention:
     def inputs(
         self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
     ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
-        """Make mask and positions for M new rows after the longest row's end and C - M others there
-        that are not kept yet.
+        """Make mask and positions for M new rows after the longest row's end.
+
+        C - M other rows that are not kept yet stand there too.
 
         Args:
             lengths: of the B rows, in slots.
@@ -198,13 +199,12 @@ class TreeAttention:
 
 @contextmanager
 def without_cudnn_attention() -> Iterator[None]:
-    """Keep PyTorch's attention from cuDNN's kernels, which it prefers on Hopper, while lengths
-    vary.
+    """Turn off cuDNN's attention kernels in a block, for forwards of varying lengths.
 
-    It plans them anew for every shape: on an H200 (torch 2.11) some 45 ms each, so that the layer
-    of an EAGLE-3 drafter took 530 ms forward and backward, and without them 50 for twice as many
-    texts. The choice is the process's: the first of its threads that enters makes it, and the last
-    that leaves takes it back.
+    On Hopper PyTorch prefers them. cuDNN plans them anew for every shape: on an H200 (torch 2.11)
+    some 45 ms each, so that the layer of an EAGLE-3 drafter took 530 ms forward and backward, and
+    without them 50 for twice as many texts. The choice is the process's: the first of its threads
+    that enters makes it, and the last that leaves takes it back.
     """
     with _choice:
         _choices.append(torch.backends.cuda.cudnn_sdp_enabled() if not _choices else _choices[0])
@@ -218,8 +218,9 @@ def without_cudnn_attention() -> Iterator[None]:
 
 @contextmanager
 def grouped_heads(rows: int) -> Iterator[None]:
-    """Let attention read the keys of grouped heads as they lie in forwards of several rows, on a
-    machine without a GPU.
+    """Let attention read the keys and values of grouped heads without copying them.
+
+    This serves forwards of several rows on a machine without a GPU.
 
     Where there is a mask transformers first copies keys and values for each head: at 4,000 tokens
     that is half of a forward of 16 rows (SmolLM2-135M, bf16). Kernels for GPUs take no mask

@@ -19,8 +19,9 @@ from ..protocol import Draft
 
 
 def cut(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
-    """Drop from logits `(…, V')` those of ids that the target lacks, or set them to -inf where the
-    drafter maps its ids.
+    """Drop the logits of ids that the target lacks from logits `(…, V')`.
+
+    Where the drafter maps its ids, these are set to -inf instead.
     """
     if vocabulary is None:
         return logits[..., :vocab_size]
@@ -39,8 +40,9 @@ def to_target(ids: LongTensor, vocabulary: LongTensor | None) -> LongTensor:
 
 
 def widen(logits: Tensor, vocabulary: LongTensor | None, vocab_size: int) -> Tensor:
-    """Make logits `(K, V)` float32 over the target's vocabulary; ids that the drafter does not have
-    get -inf.
+    """Make logits `(K, V)` float32 over the target's vocabulary.
+
+    Ids that the drafter does not have get -inf.
 
     Args:
         logits: `(K, V')`, from `cut`.
@@ -87,8 +89,9 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
 
 
 def possible(scores: Tensor | ndarray) -> list[list[float]]:
-    """List log-probabilities `(K, r)`, which fall from rank to rank, by row: as far as rows have
-    possible tokens, and these.
+    """List the log-probabilities of possible tokens, up to the first row without any.
+
+    In each row of `scores`, `(K, r)`, they fall from rank to rank.
     """
     return list(
         takewhile(bool, ([score for score in row if score > -inf] for row in scores.tolist()))
@@ -121,8 +124,9 @@ def best_first_tree(
     least: float = 0.0,
     ranks: int | None = None,
 ) -> Draft:
-    """Build the tree with the largest expected number of accepted tokens, if the guesses'
-    probabilities are right.
+    """Build the tree with the largest expected number of accepted tokens.
+
+    The guesses' probabilities are taken to be right, once they are corrected.
 
     Args:
         logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
@@ -157,8 +161,9 @@ def best_first_tree(
 
 
 def likely_path(draft: Draft) -> list[int]:
-    """List the nodes of a draft from the first one down: always the most probable child, or the
-    first if chances are unknown.
+    """List the nodes on a draft's path of most probable children, from the first one down.
+
+    Where chances are unknown, the path takes first children.
     """
     path: list[int] = []
     while children := draft.children(path[-1] if path else -1):

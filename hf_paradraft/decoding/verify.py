@@ -23,8 +23,9 @@ PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_
 
 
 def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
-    """Extend the per-token inputs to the length of the whole call, once, so that a round only
-    slices them.
+    """Extend the per-token inputs to the length of the whole call.
+
+    This is done once, so that a round only slices them.
 
     New tokens are seen (mask 1), stand at the next positions, and have the last token's type, or
     none of the multimodal ones.
@@ -112,8 +113,10 @@ class Verifier:
 
     @property
     def may_draft(self) -> bool:
-        """Whether a draft can be verified now: over recurrent states not with the prompt, nor with
-        much that is read again.
+        """Whether a draft can be verified now.
+
+        Over recurrent states it is verified neither with the prompt nor with more than
+        `MOST_UNREAD` tokens that are read again.
         """
         return self.states is None or (
             not self.reads_prompt and max(self._unread(), default=1) <= MOST_UNREAD
@@ -125,9 +128,7 @@ class Verifier:
         return self.begin - self.cache.lengths[0]
 
     def _unread(self) -> list[int]:
-        """Count the tokens that the recurrent state of each sequence lacks; 0 for one that has
-        ended.
-        """
+        """Count the tokens that each sequence's recurrent state lacks; 0 for an ended one."""
         pairs = zip(self.sequences, self.cache.lengths, strict=False)
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
 
@@ -228,8 +229,12 @@ class Verifier:
         return logits[rows, (last + wanted).clamp(max=logits.shape[1] - 1)]
 
     def _run(self, prefixes: list[LongTensor], drafts: list[Draft]) -> Tensor:
-        """Run the target over the end of each sequence's prefix, int64 `(u,)`, its draft, and
-        padding; return its logits.
+        """Run the target over each sequence's end of its prefix, its draft, and padding.
+
+        Ends are int64 `(u,)`, of `u` tokens each.
+
+        Returns:
+            The target's logits.
         """
         counts = [len(prefix) for prefix in prefixes]
         size = max(
@@ -277,8 +282,9 @@ class Verifier:
         return outputs.logits
 
     def _embed(self, ids: LongTensor, counts: list[int], drafts: list[Draft]) -> Tensor:
-        """Embed ids `(B, M)`, with the prompt rows' own embeddings after the prefixes' rows and the
-        nodes.
+        """Embed ids `(B, M)`, with prompt rows' own embeddings in their places.
+
+        Prompt rows stand after the rows of a prefix and the nodes.
         """
         embeddings = self.model.get_input_embeddings()(ids).clone()
         for row, (count, draft) in enumerate(zip(counts, drafts, strict=True)):
@@ -304,8 +310,9 @@ class Verifier:
         )
 
     def _keep(self, entries: list[list[int]]) -> None:
-        """Keep some rows of the last forward, of each sequence; a recurrent state has read all of
-        them, or none.
+        """Keep some rows of the last forward, of each sequence.
+
+        A recurrent state has read all of them, or none.
         """
         if self.states is not None:
             back = [row for row, kept in enumerate(entries) if len(kept) < self.written]
@@ -316,8 +323,9 @@ class Verifier:
         self.written = 0
 
     def _read(self, texts: LongTensor, counts: list[int]) -> None:
-        """Read so many tokens more of each text `(B, n)`; over recurrent states, texts that lack
-        equally many at a time.
+        """Read the given number of further tokens of each text `(B, n)`.
+
+        Over recurrent states, texts that lack equally many are read at a time.
         """
         nothing = [Draft.chain(text[:0]) for text in texts]
         for count in (
@@ -335,8 +343,9 @@ class Verifier:
             self._keep([[*range(some)] for some in wanted])
 
     def finish(self, ids: LongTensor) -> None:
-        """Leave the cache as plain decoding does: it holds all of `ids` `(B, n)` but the last
-        tokens, and records nothing.
+        """Leave the cache as plain decoding does, without the last tokens of `ids` `(B, n)`.
+
+        It holds all others, and records nothing.
 
         After sequences that ended early stands the padding that plain decoding reads.
         """

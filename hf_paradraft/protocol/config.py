@@ -81,8 +81,9 @@ class SpeculationConfig:
 
     @classmethod
     def from_saved(cls, options: dict[str, Any] | None) -> "SpeculationConfig":
-        """Read options from a `config.json`; what this version does not know, as from a later one,
-        is left out with a warning.
+        """Read options from a `config.json`.
+
+        Options that this version does not know, as from a later one, are left out with a warning.
 
         Raises:
             ValueError: an option out of range.
@@ -109,14 +110,17 @@ class SpeculationConfig:
 
     @property
     def compiled_width(self) -> int:
-        """New tokens that a compiled drafter reads in every round, fewer being padded; 0 where
-        nothing is compiled.
+        """New tokens that a compiled drafter reads in every round, fewer being padded.
+
+        It is 0 where nothing is compiled.
         """
         return self.num_draft_tokens + 1 if self.compile else 0
 
     def row_counts(self, most: int) -> list[int] | None:
-        """List the row counts that a compiled target forward is padded to, for `most` drafted rows;
-        None if not compiled.
+        """List the row counts that a compiled target forward is padded to.
+
+        Returns:
+            The counts for `most` drafted rows; None if the forward is not compiled.
         """
         if not self.compile:
             return None

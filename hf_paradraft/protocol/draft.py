@@ -10,8 +10,9 @@ from torch import LongTensor, Tensor
 
 @dataclass
 class PromptRows:
-    """Query rows in the target's forward that are no guesses: PPD's prompt tokens, which guess for
-    the next round (section 4).
+    """Query rows in the target's forward that are no guesses: PPD's prompt tokens.
+
+    They guess for the next round (PPD, section 4).
 
     Attributes:
         nodes: for each of R rows the node that it belongs to; -1 is the last known token.
@@ -47,8 +48,9 @@ class Draft:
 
     @property
     def row_parents(self) -> list[int]:
-        """The parent of each of the N + R query rows after the root's; a row sees it and its
-        ancestors.
+        """The parent of each of the N + R query rows after the root's.
+
+        A row sees its parent and that one's ancestors.
         """
         return (
             self.parents if self.prompt_rows is None else [*self.parents, *self.prompt_rows.parents]
@@ -83,15 +85,17 @@ class Draft:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        """`tokens` on the host, fetched once: a comparison per node would wait for the device each
-        time.
+        """The ids of `tokens` on the host, fetched once.
+
+        A comparison per node would wait for the device each time.
         """
         return self.tokens.tolist()
 
     @cached_property
     def path_probability(self) -> list[float]:
-        """Compute the chance that each node is accepted with all above it; empty if they are not
-        known.
+        """Compute the chance that each node is accepted with all above it.
+
+        The list is empty if the chances are not known.
         """
         chances: list[float] = []
         for chance, parent in zip(self.acceptance or [], self.parents, strict=False):
@@ -102,7 +106,8 @@ class Draft:
         return len(self.parents)
 
     def children(self, node: int) -> list[int]:
-        """List the indices of the children of `node`, in the order in which they are tried; -1 is
-        the last known token.
+        """List the indices of the children of `node`, in the order in which they are tried.
+
+        As a node, -1 is the last known token.
         """
         return [child for child, parent in enumerate(self.parents) if parent == node]

@@ -17,8 +17,9 @@ from .stats import SpeculationStats
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The name of a feature, the keys and values of a layer's cache as attention reads them: `(f,
-    2·H·D)`, all heads' keys first.
+    """The name of a feature, the keys and values `(f, 2·H·D)` of a layer's cache.
+
+    They are as attention reads them, all heads' keys first.
 
     Attributes:
         layer: of the target.
@@ -54,8 +55,9 @@ class Prefix:
 
 @dataclass
 class Observation:
-    """One sequence's part of a forward of the target. The newest token has no feature: it has not
-    been read.
+    """One sequence's part of a forward of the target.
+
+    The newest token has no feature: it has not been read.
 
     Attributes:
         tokens: int64 `(n,)`, new tokens, the target's own included; none for a piece of the prompt.
@@ -82,8 +84,9 @@ class Drafting:
     nbytes: int = 0
 
     def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
-        """Guess what follows each prefix, at least where there is room. Logits for more than that
-        are cut, tokens refused.
+        """Guess the continuation of each prefix, at least where there is room.
+
+        Logits for more than the room are cut; tokens for more are refused.
 
         A prefix need not extend the last one of its sequence: what was read after `prefix.kept`
         tokens has to be forgotten.
@@ -101,15 +104,18 @@ class Drafting:
         """
 
     def observe(self, observations: list[Observation | None]) -> None:
-        """Learn what a forward of the target brought each sequence; None for one that had ended
-        before. Most do nothing.
+        """Learn from a forward of the target, by each sequence's observation.
+
+        An observation is None for a sequence that had ended before. Most drafters do nothing.
         """
 
     def join(self, other: "Drafting") -> bool:
-        """Take another call's sequences, which have begun, after these, and tell whether it did:
-        then both are asked at once.
+        """Take another call's sequences, which have begun, after these.
 
-        Who joins has `select` too.
+        Both are then asked at once. A drafting that joins others has `select` too.
+
+        Returns:
+            Whether the sequences were taken.
         """
         return False
 
@@ -120,8 +126,9 @@ class Drafting:
         )
 
     def fork(self, row: int, read: int) -> "Drafting | None":
-        """Copy what it keeps of a sequence's beginning, for a later call whose text begins so; by
-        default nothing, None.
+        """Copy the state of a sequence's beginning, for a later call whose text begins so.
+
+        By default nothing is copied: None.
 
         The copy has read the first `read + 1` tokens at most, and their features but the last
         one's: the target reads that token again.
@@ -169,8 +176,9 @@ class Drafter:
 
     @property
     def max_rows(self) -> int:
-        """The most query rows that its drafts have in the target's forward, without the last
-        token's.
+        """The most query rows that a draft has in the target's forward.
+
+        The last token's row is not counted.
         """
         return self.speculation_config.max_nodes
 
@@ -186,8 +194,9 @@ class Drafter:
         return ()
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Begin a `generate` call whose sequences get no longer than `max_length` tokens, the
-        prompt's padding included.
+        """Begin a `generate` call whose sequences get no longer than `max_length` tokens.
+
+        The prompt's padding is included.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no start_drafting(target, max_length)."

@@ -117,16 +117,15 @@ class SpeculationStats:
 
     @property
     def mean_emitted(self) -> float:
-        """τ: new tokens per sequence and forward, the bonus token included (plain decoding: 1); 0.0
-        before any round.
+        """τ: new tokens per sequence and forward, the bonus token included.
+
+        Plain decoding has 1; before any round it is 0.0.
         """
         return self.num_emitted / len(self.emitted_per_round) if self.emitted_per_round else 0.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """P(position `d` accepted | `d - 1` accepted), for each draft position that was ever
-        judged.
-        """
+        """P(position `d` accepted | `d - 1` accepted), for each position that was judged."""
         return [good / tried for good, tried in zip(self.successes, self.attempts, strict=True)]
 
     def add(self, record: Round, trace: bool = False) -> None:
@@ -211,8 +210,9 @@ class SpeculationStats:
 
 
 class RoundStreamer(BaseStreamer):
-    """A streamer that gets each round as one; any other gets the tokens one by one, as in plain
-    decoding.
+    """A streamer that gets each round as one.
+
+    Any other gets the tokens one by one, as in plain decoding.
 
     `put` gets the prompt, as from plain decoding, and nothing else.
     """

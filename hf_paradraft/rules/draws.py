@@ -38,8 +38,9 @@ def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList
 
 
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Compute the distributions that a draft is drawn from, float32 `(K, V)`, from logits `(K, V)`,
-    all after ids `(1, n)`.
+    """Compute the distributions that a draft is drawn from, float32 `(K, V)`.
+
+    They are made of logits `(K, V)`, all after ids `(1, n)`.
     """
     # One by one: a processor may know how many texts there are.
     return torch.cat(
@@ -53,8 +54,9 @@ def sampled_chain(
     logits_processor: LogitsProcessorList,
     generator: torch.Generator | None = None,
 ) -> Draft:
-    """Draw one token per row of logits `(K, V)`, each row warped as if the earlier draws were the
-    text after ids `(1, n)`.
+    """Draw a chain after ids `(1, n)`, one token from each row of logits `(K, V)`.
+
+    Each row is warped as if the earlier draws were in the text.
     """
     rows, length = [], ids.shape[1]
     for row in logits.float().split(1):
@@ -74,8 +76,9 @@ def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> Lon
 
 
 def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = None) -> Draft:
-    """Build a tree of the best-first shape whose siblings are drawn from `q` without replacement
-    (ParallelSpec, Algorithm 1).
+    """Build a best-first tree whose siblings are drawn from `q` without replacement.
+
+    This is Algorithm 1 of ParallelSpec.
 
     The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule
     takes them for.
@@ -118,8 +121,10 @@ class Draws:
         size: int | None,
         logits_processor: LogitsProcessorList,
     ) -> Draft:
-        """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)` of independent
-        distances after ids `(1, n)`.
+        """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)`.
+
+        The logits are of independent distances after ids `(1, n)`; where they are not numbers the
+        draft is empty.
         """
         if not are_numbers(logits):
             return Draft.chain(text[0, :0])

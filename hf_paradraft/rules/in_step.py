@@ -15,8 +15,9 @@ from ..names import pad_token_of
 
 
 class InStep:
-    """All sequences of a call at one length: a round ends for all of them with the first one whose
-    draft is used up or rejected.
+    """The sequences of a call, which are all kept at one length.
+
+    A round ends for all of them with the first one whose draft is used up or rejected.
 
     Those that have ended go on with padding, until all have.
 

@@ -27,8 +27,9 @@ _in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)
 
 
 def generator_of(device: torch.device) -> torch.Generator | None:
-    """Look up the generator that `torch.multinomial` takes by default on a device; None where that
-    is not known.
+    """Look up the generator that `torch.multinomial` takes by default on a device.
+
+    It is None where that is not known.
     """
     if device.type == "cuda":
         return torch.cuda.default_generators[
@@ -39,8 +40,9 @@ def generator_of(device: torch.device) -> torch.Generator | None:
 
 @cache
 def draws_by_race(device: torch.device) -> bool:
-    """Tell whether `torch.multinomial` draws `argmax(p / E)` on a device, with exponential noise
-    `E`.
+    """Tell whether `torch.multinomial` draws `argmax(p / E)` on a device.
+
+    `E` is exponential noise.
     """
     generator = torch.Generator(device).manual_seed(0)
     p = torch.rand(2, 1000, generator=generator, dtype=torch.float32, device=device).softmax(-1)
@@ -85,8 +87,10 @@ class Noise:
         self.drawing = Lock()  # drafts may be made in a thread of their own
 
     def start(self) -> None:
-        """Draw from torch's generator, if no other thread's call counts on it, and keep its
-        state.
+        """Choose the generator that noise is drawn from, and keep its state.
+
+        That is the call's own, or torch's; if another thread's call counts on torch's, a new one.
+        Where the device does not draw by race, no noise is drawn ahead.
         """
         generator = generator_of(self.device)
         if generator is None or not draws_by_race(self.device):
@@ -113,9 +117,7 @@ class Noise:
         self.lock = None
 
     def draw(self, index: int, p: Tensor) -> int:
-        """Draw the next token of a sequence: the one that plain decoding draws from `p`, `(1,
-        V)`.
-        """
+        """Draw the next token of a sequence as plain decoding draws it from `p`, `(1, V)`."""
         with self.drawing:
             sequence = self.sequences[index]
             step = self._step(sequence)
@@ -158,10 +160,10 @@ class Noise:
         return tokens
 
     def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
-        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens at distances after a
-        prefix; None if not known.
+        """Compute the log noise, float32 `(n, V)`, of a sequence's tokens after a prefix.
 
-        Distances count from 0; `length` is the prefix's, padding included.
+        Tokens stand at `distances`, which count from 0; `length` is the prefix's, padding included.
+        The result is None where the noise is not known.
         """
         with self.drawing:
             rows = [self._noise(index, length - self.begin + distance) for distance in distances]
@@ -179,8 +181,9 @@ class Noise:
         return sequence.length - self.begin
 
     def _is_ahead(self) -> bool:
-        """Tell whether noise is known, or can be: nothing else has drawn from the generator.
-        Otherwise give up on it.
+        """Tell whether noise is or can be known, and give up on it if not.
+
+        It can be if nothing else has drawn from the generator.
         """
         if self.generator is not None and not torch.equal(
             self.generator.get_state(), self.states[self.stands]
@@ -189,8 +192,10 @@ class Noise:
         return self.generator is not None
 
     def _give_up(self) -> None:
-        """Draw plainly from here on; after all noise, where some sequences have used what is ahead
-        of others.
+        """Draw plainly from here on.
+
+        Where some sequences have used noise that is ahead of others, these draws come after all
+        noise.
         """
         if self.generator is not None and max(map(self._step, self.sequences)) > self.stands:
             self.generator.set_state(self.states[-1])
@@ -207,8 +212,9 @@ class Noise:
         return self.rows[index][step]
 
     def _draw(self, step: int, wanted: int) -> None:
-        """Draw the noise of a step, for the first time or again; a sequence that is yet to use it
-        keeps it.
+        """Draw the noise of a step, for the first time or again.
+
+        A sequence that is yet to use it keeps it.
         """
         self.generator.set_state(self.states[step])
         block = torch.empty(

@@ -22,8 +22,10 @@ PRIOR, DECAY = (
 
 
 class Odds:
-    """The odds of tokens to win the draw, by the drafter's log-probabilities and their noise: a
-    softmax over `α log q - λ log E`.
+    """The odds of tokens to win the draw, by log-probabilities and noise.
+
+    They are a softmax over `α log q - λ log E`, with the drafter's `q` and the noise `E` of its
+    tokens.
 
     With a target that is sure of itself, noise decides nothing and λ is 0; with one that is as
     unsure as the drafter, both are 1; after a drafter that knows little of the text, noise is all
@@ -37,8 +39,9 @@ class Odds:
         self.precision = PRIOR * numpy.eye(4)
 
     def __call__(self, q: Tensor, noise: Tensor) -> Tensor:
-        """Compute logits `(n, V')` of the token that wins, from log-probabilities `q` and log
-        noise, both `(n, V')`.
+        """Compute logits `(n, V')` of the token that wins the draw.
+
+        They come from log-probabilities `q` and the log noise, both `(n, V')`.
         """
         unsure = -q.amax(-1, keepdim=True)
         alpha, alpha_unsure, noisy, noisy_unsure = self.weights.tolist()
@@ -70,8 +73,9 @@ class Odds:
 
 
 class Race:
-    """A scorer of a drafter's guesses for one sequence, by how likely they win the target's draw
-    when its noise is known.
+    """A scorer of one sequence's guesses, by how likely they win the target's draw.
+
+    It scores them when the draw's noise is known, and otherwise leaves them as they are.
 
     Args:
         noise: of the call.
@@ -96,8 +100,9 @@ class Race:
         paths: list[list[int]] | None = None,
         vocabulary: LongTensor | None = None,
     ) -> Tensor:
-        """Compute logits `(n, V')` of the token that wins the draw; return the drafter's own where
-        the noise is not known.
+        """Compute logits `(n, V')` of the token that wins the draw.
+
+        The drafter's own are returned where the noise is not known.
 
         Args:
             logits: `(n, V')`, the drafter's.
@@ -151,8 +156,10 @@ class Race:
     def chances(
         self, tokens: list[int], believed: list[float], distances: list[int] | None = None
     ) -> list[float]:
-        """Compute the chances of tokens given the noise `E`, from their chances π without it:
-        `exp(-E (1 - π) / π)`.
+        """Compute the chances of tokens given the noise of the target's draw.
+
+        With noise `E` a chance π becomes `exp(-E (1 - π) / π)`; where the noise is not known it
+        stays.
         """
         distances = distances or list(range(len(tokens)))
         noise = self.noise.log(self.index, self.length, range(1 + max(distances, default=-1)))

@@ -14,8 +14,9 @@ from .draws import STATELESS, Draws
 
 
 class Rejection(Rule):
-    """Children drawn from `q` are accepted with probability `min(1, p/q)`, each after the last
-    one's rejection.
+    """A rule that accepts children drawn from `q` with probability `min(1, p/q)`.
+
+    Each child is judged after the last one's rejection.
 
     Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child,
     Leviathan et al., 2023). Tokens that were not sampled have a `q` of 1 each. A sampled chain is
@@ -66,8 +67,9 @@ class Rejection(Rule):
 def block_path(
     draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
 ) -> tuple[list[int], Tensor]:
-    """Choose how much of a sampled chain to keep, and the next token's distribution, judging it
-    whole (Sun et al., 2403.10444).
+    """Choose how much of a sampled chain to keep, judging the chain as a whole.
+
+    The method is that of Sun et al. (2403.10444).
 
     On average no fewer tokens are kept than by `Rejection.judge` one by one: a token that `p` wants
     more than `q` makes up for one that it wants less.

@@ -42,8 +42,9 @@ def typical_path(
     logits_processor: LogitsProcessorList,
     node: int = -1,
 ) -> list[int]:
-    """Find the longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))` (PPD, section
-    4.2, after Medusa).
+    """Find the longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))`.
+
+    The threshold is that of PPD, section 4.2, after Medusa.
 
     Args:
         draft: `N` nodes.
