@@ -64,8 +64,10 @@ def _untrained(drafter: Drafter) -> Drafter:
 
 
 def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
-    """Make methods of chains of one length: sequential on one core, overlapped in one process or
-    two, sequential on all cores.
+    """Make sequential and overlapped methods of chains of one length.
+
+    In order: sequential on one core, overlapped in one process, overlapped in two processes, and
+    sequential on all cores.
     """
     config = SpeculationConfig(length, None, never_slower=False)
     chain = Variant(f"{name}-chain-k{length}", drafter, config)
@@ -78,8 +80,9 @@ def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
 
 
 def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
-    """Add the drafter's folder to names that several have, or its number in the order given where
-    folders do not tell.
+    """Append the drafter's folder to variant names that several variants have.
+
+    Where folders do not tell drafters apart, the drafter's number in the order given is appended.
     """
     uses = Counter(variant.name for variant in variants)
     drafters = list({id(variant.drafter): variant.drafter for variant in variants}.values())

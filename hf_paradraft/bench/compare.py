@@ -31,8 +31,9 @@ def compare(
     equality: bool = True,
     names: Mapping[str, str | None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Measure methods on prompts and print the tables; a run that was stopped goes on where its
-    file has it.
+    """Measure methods on prompts, print the tables and continue a run that was stopped.
+
+    A stopped run goes on from the measurements in `FILE.part`, next to `file`.
 
     Args:
         target: on its device, in its dtype, in evaluation mode.
@@ -97,8 +98,9 @@ def compare(
 
 
 def _weights(assistant: Any) -> list[str]:
-    """Fingerprint an assistant's weights, to tell it from one of its name that was trained anew;
-    empty without weights.
+    """Fingerprint an assistant's weights; the list is empty without weights.
+
+    Fingerprints tell an assistant from one of the same name that was trained anew.
     """
     parts = (
         [assistant]

@@ -109,8 +109,10 @@ class Runner:
     def __call__(
         self, method: Method, batch: Sequence[Prompt], temperature: float, index: int = 0
     ) -> tuple[LongTensor, Measurement]:
-        """Measure one call from the settings' seed: new tokens int64 `(rows, new)`, on the CPU, and
-        all but their equality.
+        """Measure one call, drawn from the settings' seed.
+
+        Returns:
+            The new tokens, int64 `(rows, new)`, on the CPU, and the measurement without `same`.
         """
         padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
         arguments = {
@@ -181,9 +183,7 @@ def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
 def _work(
     methods: Sequence[Method], prompts: Sequence[Prompt], settings: Settings
 ) -> Iterator[tuple[int, float, int, Sequence[Prompt], list[Method]]]:
-    """Yield (batch size, temperature, index, batch, methods that can answer it), one after the
-    other.
-    """
+    """Yield (batch size, temperature, index, batch, methods that can answer the batch)."""
     for size in settings.batch_sizes:
         able = [method for method in methods if size == 1 or method.batches]
         for temperature in settings.temperatures:
@@ -269,11 +269,11 @@ def check_equality(
     save: Callable[[list[Measurement]], None] = lambda _: None,
     progress: bool = True,
 ) -> None:
-    """Run everything greedy once more with the target in fp32, and set `same` of measurements that
-    do not know it yet.
+    """Compare greedy outputs in fp32, and set `same` of measurements that lack it.
 
-    In 16-bit formats near-ties fall either way with the number of rows, so only fp32 outputs can be
-    compared. The target comes back in its dtype.
+    Every greedy batch with such a measurement is run once more with the target in fp32. In 16-bit
+    formats near-ties fall either way with the number of rows, so only fp32 outputs can be compared.
+    The target comes back in its dtype.
     """
     unknown = {
         (entry.batch_size, entry.index, entry.method): entry
@@ -298,8 +298,10 @@ def check_equality(
 
 @contextmanager
 def _in_float32(target: PreTrainedModel) -> Iterator[None]:
-    """Run a block with the target in float32; then restore every parameter's dtype, and buffers,
-    which rounding would change.
+    """Run a block with the target in float32, then restore its dtypes and buffers.
+
+    Every parameter gets its own dtype back; buffers are put back themselves, since rounding would
+    change them.
     """
     dtypes = {name: parameter.dtype for name, parameter in target.named_parameters()}
     buffers = dict(target.named_buffers())
@@ -324,10 +326,10 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Read the most bytes in use since the reset: a GPU's allocations, or the process's resident
-    memory on Linux, else None.
+    """Read the most bytes in use since the reset, or None where this is not known.
 
-    Where the system allows no reset it is the most since the process began.
+    A GPU's allocations are read, or the process's resident memory on Linux. Where the system allows
+    no reset, the result is the most since the process began.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)

@@ -38,8 +38,9 @@ def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
 def variants_of(
     drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]
 ) -> list[Variant]:
-    """List chains of all lengths, then trees of all sizes, as deep as the longest chain; of prompt
-    tokens their own tree alone.
+    """List a drafter's chains of all lengths, then its trees of all sizes.
+
+    Trees are as deep as the longest chain; of prompt tokens, only their own tree is listed.
 
     Raises:
         ValueError: a drafter of no kind.
@@ -90,8 +91,9 @@ class Method:
 
 
 def plain(compiled: bool = False) -> Method:
-    """Make the method of plain `generate`; `compiled` is transformers' own compilation, over a
-    static cache.
+    """Make the method of plain `generate`; `compiled` uses transformers' own compilation.
+
+    A compiled call runs over a static cache.
     """
     return (
         Method("plain-compiled", _compiled(), batches=True)
@@ -101,9 +103,7 @@ def plain(compiled: bool = False) -> Method:
 
 
 def _compiled() -> dict[str, Any]:
-    """Make the arguments with which transformers compiles a call over a static cache, on CPUs
-    too.
-    """
+    """Make the arguments of a call that transformers compiles over a static cache, on CPUs too."""
     compile_config = CompileConfig(fullgraph=True, dynamic=False, mode="default")
     return {"cache_implementation": "static", "compile_config": compiles_everywhere(compile_config)}
 
@@ -114,9 +114,7 @@ def prompt_lookup(num_tokens: int = 10) -> Method:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Tell whether a log record is other than assisted generation's warning about arguments that it
-    passes itself.
-    """
+    """Tell whether a log record is not assisted generation's warning about its own arguments."""
     return "Passing `generation_config` together" not in record.getMessage()
 
 
@@ -168,8 +166,9 @@ def drafted(variant: Variant, compiled: bool = False) -> Method:
 
 
 class Replay(Drafter, Drafting):
-    """A drafter that knows the target's own answers, which cost it nothing: what the engine could
-    have at most.
+    """A drafter that replays the target's own answers at no cost.
+
+    Its speed is the most that the engine could have.
 
     Args:
         num_tokens: drafts a round.

@@ -47,14 +47,14 @@ class Prompt:
 
 
 def load_questions(source: str | Path, per_category: int | None = None) -> list[Question]:
-    """Load questions of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or
-    `ID:CONFIG:SPLIT`; split `test` if none.
+    """Load the questions of a JSON-lines file or of a Hub dataset.
 
     A row has `turns` (Spec-Bench, MT-Bench), `messages`, or one of `prompt`, `question`,
     `instruction` and `text`; its `category`, if there is none, is the source's name.
 
     Args:
-        source: the file or dataset.
+        source: the file, or the dataset as `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`; split `test` if
+            none.
         per_category: the first so many of each; None for all.
 
     Raises:

@@ -112,8 +112,9 @@ def _tau(entries: Sequence[Measurement]) -> float:
 
 
 def _inside(mine: list[Measurement]) -> dict[str, Any]:
-    """Compute the acceptance by position of our own rounds, and the shares of drafter, target and
-    engine in their time.
+    """Compute acceptance by draft position, and time shares of drafter, target and engine.
+
+    Acceptance and shares are of our own rounds.
     """
 
     def added(name: str) -> list[int]:
@@ -138,8 +139,9 @@ def _inside(mine: list[Measurement]) -> dict[str, Any]:
 
 
 class Unfinished:
-    """The measurements of a run that is not done yet, next to the file that it will write:
-    `results.json.part`.
+    """The measurements of an unfinished run, in a file next to its results.
+
+    The file has the results' name with `.part` after it: `results.json.part`.
 
     Args:
         file: the results, or None to keep nothing.

@@ -48,8 +48,9 @@ from .schedule import OverlapSchedule, check_overlap
 
 
 def device_of(drafter: Any) -> torch.device | None:
-    """Look up the device of a drafter's model, itself or the one that it wraps; None for a drafter
-    without a model.
+    """Look up the device of a drafter's model; None for a drafter without a model.
+
+    The model is the drafter itself, or the one that it wraps.
     """
     return getattr(getattr(drafter, "model", drafter), "device", None)
 
@@ -64,10 +65,10 @@ def schedule_of(target: PreTrainedModel, drafter: Drafter) -> OverlapSchedule:
 def decoding_of(
     drafter: Drafter, target: PreTrainedModel
 ) -> Callable[..., SpeculativeOutput | LongTensor]:
-    """Choose the loop of a pair: an overlapped one if `overlap` is set, and it may save time or
-    `never_slower` is off.
+    """Choose the overlapped or the sequential decoding loop for a drafter and a target.
 
-    In one process on one device there is nothing to win.
+    The loop is overlapped if `overlap` is set, and overlapping may save time or `never_slower` is
+    off. In one process on one device there is nothing to win.
     """
     config = drafter.speculation_config
     apart = drafter.apart is not None or device_of(drafter) not in (None, input_device(target))
@@ -87,11 +88,11 @@ def below(draft: Draft, token: int) -> Draft:
 
 
 class DrafterThread:
-    """The drafter's thread, one job at a time: it begins with a verification and is waited for
-    after it.
+    """The drafter's thread, which does one job at a time during a verification.
 
-    What belongs to a thread alone is set in it: no gradients, inference mode, autocast, a stream of
-    its own on a GPU, and half of the CPU threads where both sides share the cores.
+    A job begins with a verification, and is waited for after it. Settings that belong to one thread
+    alone are made in it: no gradients, inference mode, autocast, a stream of its own on a GPU, and
+    half of the CPU threads where both sides share the cores.
 
     Args:
         device: of the target.
@@ -137,8 +138,9 @@ class DrafterThread:
 
     @contextmanager
     def meanwhile(self, job: Callable[[], Any]) -> Iterator[Future]:
-        """Do `job` in the thread while the block runs; after the block it is over, whatever happens
-        on either side.
+        """Do `job` in the thread while the block runs, and wait for its end after the block.
+
+        After the block the job is over, whatever happens on either side.
         """
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
@@ -194,8 +196,9 @@ class Windows:
         )
 
     def ready(self) -> None:
-        """Give each sequence its window; where none has one, draft now, if that pays, but not
-        before the prompt is read.
+        """Give each sequence its window, or draft first where none has one and that pays.
+
+        Nothing is drafted first before the prompt is read.
         """
         call = self.call
         self.group.builder.asked = self.drafted_first = False
@@ -215,8 +218,9 @@ class Windows:
             sequence.draft = window if prefix.room else self.nothing
 
     def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Make drafts after `prefixes`, telling the drafter how many of their first tokens it was
-        asked about before.
+        """Make drafts after `prefixes`, with each prefix's `kept` set.
+
+        `kept` is the number of the prefix's first tokens that the drafter was asked about before.
         """
         asked = []
         for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
@@ -228,8 +232,9 @@ class Windows:
 
     @contextmanager
     def drafting_ahead(self) -> Iterator[None]:
-        """Let the drafter guess on while the block verifies its windows, as if each were accepted
-        as far as it goes.
+        """Let the drafter guess the next windows while the block verifies the current ones.
+
+        The drafter guesses as if each window were accepted as far as it goes.
         """
         call = self.call
         self.waited = self.hidden = 0.0

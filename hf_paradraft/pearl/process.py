@@ -58,13 +58,13 @@ def without_interrupts() -> Iterator[None]:
 
 
 class ProcessDrafter(Drafter):
-    """A drafter that runs another one, which works on its own, in a process with threads of its
-    own; made for `overlap=True`.
+    """A drafter that runs another drafter in a process of its own, for `overlap=True`.
 
-    The process starts with the first call, takes a copy of the drafter, and ends with `close`, with
-    the `with` block, or when this object is held no more. As with all spawned processes, a script
-    that starts one needs `if __name__ == "__main__":`. Under `rejection` its drafts count as
-    certain, for distributions do not cross.
+    The other drafter works on its own, and its process has threads of its own. The process starts
+    with the first call, takes a copy of the drafter, and ends with `close`, with the `with` block,
+    or when this object is held no more. As with all spawned processes, a script that starts one
+    needs `if __name__ == "__main__":`. Under `rejection` its drafts count as certain, for
+    distributions do not cross.
 
     Args:
         drafter: PARD, autoregressive, n-gram, or anything that reads nothing of the target and can
@@ -149,8 +149,9 @@ class ProcessDrafter(Drafter):
             self.served = target.config
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Begin a `generate` call that does not overlap: the drafter is still here too, where no
-        process has to be woken.
+        """Begin a `generate` call that does not overlap, with the drafter in this process.
+
+        The drafter is still here too, and no other process has to be woken.
         """
         here = object.__new__(type(self.drafter))  # with the same weights, and options of its own
         here.__dict__.update(vars(self.drafter), speculation_config=self.speculation_config)
@@ -264,8 +265,9 @@ class ProcessDrafting(Drafting):
         ]
 
     def observe(self, observations: list[Observation | None]) -> None:
-        """Pass on what the target brought, where that is wanted: ids alone, for no features are
-        asked for.
+        """Send the target's tokens to the process, if its drafter learns from them.
+
+        Only ids are sent, for no features are asked for.
         """
         if self.learns:
             self._ask(

@@ -34,8 +34,9 @@ SHARE = 0.25  # of the seconds are spent overlapped while it is not known whethe
 
 
 def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
-    """Refuse a drafter that cannot go on without the verification, and a target that cannot be
-    overlapped.
+    """Refuse a drafter that cannot go on without the verification, or a recurrent target.
+
+    A target with recurrent layers cannot be overlapped.
 
     Raises:
         ValueError: with what to change.
@@ -61,8 +62,7 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
 def overlapped_rates(
     right: NDArray, draft: Seconds, verify: Seconds, drafts_first: bool = False
 ) -> NDArray:
-    """Compute the tokens per second of drafting while verifying, for windows of 1 … K tokens;
-    float64 `(K,)`.
+    """Compute the tokens per second of drafting while verifying, by window size.
 
     With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window
     (its first guess was the target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is
@@ -76,6 +76,9 @@ def overlapped_rates(
         draft: seconds of guessing so many tokens.
         verify: seconds of verifying so many rows and all else of a round.
         drafts_first: whether rounds without a window draft first.
+
+    Returns:
+        float64 `(K,)`, for windows of 1 … K tokens.
     """
     sizes = numpy.arange(1, len(right) + 1)
     whole, drafting = numpy.cumprod(right), draft(sizes)
@@ -90,8 +93,9 @@ def overlapped_rates(
 
 
 class Line:
-    """Seconds by size, a line through what was seen lately; until sizes differ, it goes through
-    `(0, 0)` or is level.
+    """A line through the seconds that were seen lately, by size.
+
+    Until sizes differ, the line goes through `(0, 0)` or is level.
 
     Args:
         level: whether cost is taken not to depend on size until it is seen to.
@@ -119,9 +123,7 @@ class Line:
 
 
 class Way:
-    """The tokens per second of rounds that go one way, overlapped or not, and their standard
-    error.
-    """
+    """The tokens per second of overlapped or sequential rounds, and their standard error."""
 
     def __init__(self) -> None:
         # decayed, of 1, tokens, seconds, tokens², tokens · seconds, seconds²
@@ -132,9 +134,7 @@ class Way:
         self.sums += (1, tokens, seconds, tokens * tokens, tokens * seconds, seconds * seconds)
 
     def rate_and_error(self) -> tuple[float, float]:
-        """Compute the tokens per second and their standard error, which is infinite where no round
-        was observed.
-        """
+        """Compute tokens per second and their standard error, infinite without any round."""
         count, tokens, seconds, both, mixed, long = self.sums.tolist()
         if not seconds:
             return 0.0, inf
@@ -164,10 +164,10 @@ class OverlapSchedule:
 
     @property
     def right(self) -> NDArray:
-        """By depth in a window, the chance that a guess is right if those before it were; float64
-        `(most,)`.
+        """The chance, by depth in a window, that a guess is right if all before it were.
 
-        What is not known of a depth, or not lately, is taken from the one before it.
+        The chances are float64 `(most,)`. What is not known of a depth, or not lately, is taken
+        from the one before it.
         """
         chances, before = numpy.empty(self.most), 0.5
         for depth, (accepted, tried) in enumerate(zip(self.accepted, self.tried, strict=True)):
@@ -175,11 +175,11 @@ class OverlapSchedule:
         return chances
 
     def size(self) -> int:
-        """Choose γ, the number of tokens to guess in the next window, for the most tokens per
-        second.
+        """Choose γ, the size of the next window, for the most tokens per second.
 
-        It is the most that a window may have until enough was seen, and seldom later on, to see.
-        With γ it is decided whether rounds without a window draft first.
+        γ, the number of tokens to guess, is the most that a window may have until enough was seen,
+        and seldom later on, to see. With γ it is decided whether rounds without a window draft
+        first.
 
         Two at least: of a window of one nothing is verified, and nothing would be learned any more.
         """
@@ -191,11 +191,11 @@ class OverlapSchedule:
         return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
 
     def turn(self) -> bool:
-        """Decide whether the next call drafts while verifying: where it is faster by more than
-        chance, and sometimes to find out.
+        """Decide whether the next call drafts while verifying.
 
-        What is not looked at any more is known less and less, and is looked at again. A call goes
-        one way, for the drafter would have to read its text on both sides.
+        A call does so where it is faster by more than chance, and sometimes to find out. A way that
+        is not looked at any more is known less and less, and is looked at again. A call goes one
+        way, for the drafter would have to read its text on both sides.
         """
         if self.left <= 0:
             (plain, error), (overlapped, other) = (
@@ -216,8 +216,9 @@ class OverlapSchedule:
         self.accepted[depth] += right
 
     def observe_round(self, overlapped: bool, tokens: float, seconds: float) -> None:
-        """Learn the tokens and seconds of a drafted round; a call's first round, which has no
-        window yet, does not count.
+        """Learn the tokens and seconds of a drafted round, except for a call's first round.
+
+        A call's first round has no window yet.
         """
         self.left -= 1
         self.tried *= DECAY

@@ -91,8 +91,9 @@ class Worker:
 
 
 def sendable(error: Exception) -> Exception:
-    """Add to an error where it happened; one that cannot be sent becomes a `RuntimeError` with its
-    words.
+    """Add the traceback to an error; one that cannot be sent becomes a `RuntimeError`.
+
+    The `RuntimeError` keeps the words of the error.
     """
     note = "In the drafter's process:\n" + "".join(format_exception(error))
     try:
@@ -104,8 +105,9 @@ def sendable(error: Exception) -> Exception:
 
 
 def keep_to_last_cores(count: int) -> None:
-    """Let this process run on the last `count` of the cores that it may use, if there are more and
-    the system allows it.
+    """Restrict this process to the last `count` of the cores that it may use.
+
+    Nothing changes if there are no more cores than that, or where the system does not allow it.
     """
     if sys.platform == "linux" and count < len(cores := sorted(os.sched_getaffinity(0))):
         with suppress(OSError):
@@ -113,8 +115,9 @@ def keep_to_last_cores(count: int) -> None:
 
 
 def serve(connection: Connection, threads: int, own_cores: bool) -> None:
-    """Answer until the other side ends: questions `(ended calls, call, method, arguments)`; an
-    answer, or an exception.
+    """Answer questions until the other side ends.
+
+    Questions are `(ended calls, call, method, arguments)`; each gets an answer or an exception.
     """
     # Ctrl-C ends the call on the other side, and then this connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)

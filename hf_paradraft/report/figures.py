@@ -35,8 +35,9 @@ def _plain(name: str) -> str:
 def by_task(
     rows: Sequence[Record], detail: str = "by_category", average: str = "speedup"
 ) -> Figure:
-    """Draw speed-up (or τ) by category, a group of bars for each; of all, the mean of the
-    speed-ups, or τ over all tokens.
+    """Draw speed-up (or τ) by category and over all, a group of bars for each.
+
+    Over all, the bars show the mean of the speed-ups, or τ over all tokens.
     """
     rows = _first_group(rows)
     categories = [*map(_plain, rows[0][detail]), "all"]
@@ -101,8 +102,9 @@ def tau_by_length(rows: Sequence[Record]) -> Figure | None:
 
 
 def acceptance(rows: Sequence[Record]) -> Figure | None:
-    """Draw how often each position of a chain was accepted where the one before was; None without
-    chains of ours.
+    """Draw how often each position of a chain was accepted where the one before was.
+
+    The figure is None without chains of ours.
     """
     lines = {
         row["method"]: [
@@ -121,8 +123,9 @@ def acceptance(rows: Sequence[Record]) -> Figure | None:
 
 
 def time_split(rows: Sequence[Record]) -> Figure | None:
-    """Draw the time of a call by its parts, relative to plain's for the same tokens; None without
-    methods of ours.
+    """Draw the time of a call by its parts, relative to plain's for the same tokens.
+
+    The figure is None without methods of ours.
     """
     ours = [row for row in _first_group(rows) if "time_split" in row]
     if not ours:
@@ -142,8 +145,9 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
 
 
 def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
-    """Draw the speed-up over plain decoding of the same batch, by its size, at the first
-    temperature; None for one size.
+    """Draw the speed-up over plain decoding of the same batch, by batch size.
+
+    Only the first temperature is shown. The figure is None for one size.
     """
     sizes = sorted({row["batch_size"] for row in rows})
     if len(sizes) < 2:
@@ -164,8 +168,9 @@ def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
 
 
 def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
-    """Draw the time of a target forward by its new tokens, relative to that of one; None where it
-    was not measured.
+    """Draw the time of a target forward by its new tokens, relative to that of one token.
+
+    The figure is None where the time was not measured.
     """
     if (latency := rows[0].get("latency")) is None:
         return None

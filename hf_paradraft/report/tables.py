@@ -27,8 +27,9 @@ def _cell(name: str) -> str:
 
 
 def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
-    """Yield groups of records that can be compared (the same batch size and temperature), each
-    after its title.
+    """Yield groups of records of one batch size and temperature, each after its title.
+
+    Records of a group can be compared.
     """
     for (size, temperature), group in groupby(
         rows, lambda row: (row["batch_size"], row["temperature"])
@@ -51,8 +52,7 @@ def _cells(row: Record) -> list[str]:
 
 
 def table(rows: Sequence[Record], title: str) -> Group:
-    """Make tables that fit a terminal of 80 columns: methods on average, by category, and inside
-    our own rounds.
+    """Make tables for 80 columns: methods on average, by category, inside our own rounds.
 
     Args:
         rows: from `records`.

@@ -19,8 +19,9 @@ from .target_states import TargetStates
 
 
 class AnchorCollator:
-    """Encoded samples to a padded batch of texts with anchors; the same sample in the same epoch
-    always has the same ones.
+    """A collator of encoded samples to a padded batch of texts with anchors.
+
+    The same sample in the same epoch always has the same anchors.
 
     Args:
         num_anchors: of a text, at most.
@@ -32,12 +33,13 @@ class AnchorCollator:
         self.num_anchors, self.block_size, self.seed, self.epoch = num_anchors, block_size, seed, 0
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Pad texts on the right to the longest plus one block, so that every guess has a place,
-        and choose each text's anchors.
+        """Pad texts on the right, and choose each text's anchors.
+
+        Texts are padded to the longest plus one block, so that every guess has a place.
 
         Returns:
             `input_ids` int64 `(B, N)`, padded with 0, `lengths` int64 `(B,)`, `anchors` int64 `(B,
-            A)`, padded with -1, and what `guesses_behind` says of them.
+            A)`, padded with -1, and the entries of `guesses_behind`.
         """
         width = max(len(sample["input_ids"]) for sample in samples) + self.block_size
         ids = torch.zeros((len(samples), width), dtype=torch.long)
@@ -66,8 +68,7 @@ class AnchorCollator:
 def guesses_behind(
     ids: LongTensor, labels: LongTensor, anchors: LongTensor, count: int
 ) -> dict[str, LongTensor]:
-    """Gather what is guessed after each anchor: the position and id of the token before each guess,
-    and the guess's label.
+    """Gather the guesses after each anchor: their labels, and the tokens before them.
 
     Args:
         ids, labels: int64 `(B, N)`, a block wider than the longest text; -100 for what is not to be
@@ -131,8 +132,9 @@ class AnchorTrainer(DepthTrainer):
             self.places[self.drafter.vocabulary.cpu()] = torch.arange(len(self.drafter.vocabulary))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Make `MuonAdamW`, unless `optim` names another optimiser, or processes share weights, so
-        that no matrix is whole.
+        """Make `MuonAdamW`, unless `optim` names another one or processes share weights.
+
+        Where processes share weights, no matrix is whole.
         """
         args, split = self.args, self.is_fsdp_enabled or self.is_deepspeed_enabled
         if self.optimizer is None and args.optim == "adamw_torch_fused" and not split:

@@ -217,8 +217,9 @@ class Target:
     def _together(
         self, batch: list[int], prompts: dict[int, list[int]], drafter: Drafter | None
     ) -> list[list[int]]:
-        """Generate new tokens for one batch, padding included; seeded per batch, so that a repeated
-        one draws alike.
+        """Generate the new tokens of one batch, padding included.
+
+        Sampling is seeded per batch, so that a repeated batch draws alike.
         """
         torch.manual_seed(self.seed + batch[0])
         inputs = self.tokenizer.pad(
@@ -242,8 +243,9 @@ class Target:
         drafter: Drafter | None,
         number: int,
     ) -> dict[str, Any]:
-        """Make a row of the new tokens up to the one that ends them, as text and as ids: templates
-        do not reproduce those.
+        """Make a row of the new tokens up to the one that ends them, as text and as ids.
+
+        The row has ids because templates do not reproduce them.
 
         Args:
             row: the prompt.
@@ -267,8 +269,9 @@ class Target:
 def batches(
     lengths: dict[int, int], max_new_tokens: int, batch_size: int, num_slots: int
 ) -> Iterator[list[int]]:
-    """Yield the numbers of prompts in batches of similar length: a long prompt would make a whole
-    batch of short ones wait.
+    """Yield the numbers of prompts in batches of similar length.
+
+    A long prompt would make a whole batch of short ones wait.
 
     Args:
         lengths: of the prompts, by their numbers.

@@ -16,8 +16,9 @@ from ..protocol.drafter import FeatureKey
 
 
 class Catching(Drafter):
-    """A drafter that drafts as another does, and keeps what the target's forwards bring of every
-    text.
+    """A drafter that drafts as another does, and keeps the target's states of every text.
+
+    States are taken from the target's forwards.
 
     Args:
         drafter: guesses.
@@ -62,8 +63,9 @@ class Catching(Drafter):
         return numbers
 
     def take(self, number: int) -> dict[FeatureKey, Tensor]:
-        """Hand over the states of a text that has ended, `(n, hidden)`: of all its tokens but the
-        newest.
+        """Remove and return the states of a text that has ended, `(n, hidden)`.
+
+        The states are of all tokens of the text but the newest.
         """
         return {key: torch.cat(pieces) for key, pieces in self.texts.pop(number).items()}
 

@@ -26,8 +26,9 @@ OPENS, CLOSES = "<think>", "</think>"  # around thoughts, where a template has n
 def encode_text(
     tokenizer: PreTrainedTokenizerBase, text: str, finished: bool = True
 ) -> dict[str, list[int]]:
-    """Tokenise and label a whole text, the end-of-text token last if it is `finished`, so that the
-    drafter learns to stop.
+    """Tokenise and label a whole text, with the end-of-text token last if it is `finished`.
+
+    From that token the drafter learns to stop.
     """
     ids = tokenizer(text)["input_ids"]
     if finished and tokenizer.eos_token_id is not None and ids[-1:] != [tokenizer.eos_token_id]:
@@ -118,8 +119,9 @@ def encode_chat(
 
 
 def _is_learned(turn: dict[str, Any]) -> bool:
-    """Tell whether a turn is to be learned: sets mark those that are not by a weight of 0, or by
-    `loss` or `train`.
+    """Tell whether a turn is to be learned, by its `weight`, `loss` or `train`.
+
+    Data sets give turns that are not learned a weight of 0, or a false `loss` or `train`.
 
     Raises:
         ValueError: a weight between, which is not known here.
@@ -135,8 +137,9 @@ def _opened(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
 ) -> str:
-    """Render everything before the last turn's answer; templates render no empty conversation, so a
-    first turn is cut.
+    """Render everything before the last turn's answer.
+
+    A first turn is rendered and then cut, for templates render no empty conversation.
     """
     if len(messages) > 1:
         return render_chat(tokenizer, messages[:-1], True, tools)
@@ -149,9 +152,7 @@ def _answer(
     opened: str,
     tools: list[dict[str, Any]] | None,
 ) -> str:
-    """Render what the target wrote in the last turn: thoughts, if there are some, and the
-    answer.
-    """
+    """Render the target's own part of the last turn: thoughts, if any, and the answer."""
     *before, last = messages
     thought, content = last.get("reasoning_content"), last["content"] or ""
     if thought is None:
@@ -196,8 +197,9 @@ def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
-    """Read the tokens that the target wrote from a row of `regenerate`; the prompt of a chat
-    carries no labels.
+    """Read the tokens that the target wrote from a row of `regenerate`.
+
+    The prompt of a chat carries no labels.
 
     Raises:
         ValueError: they are no tokens.

@@ -15,8 +15,9 @@ WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]
 
 
 def texts_in(row: Any) -> Iterator[str]:
-    """Yield every text in a JSON value, at any nesting depth, but for system turns, which all rows
-    of a set may share.
+    """Yield every text in a JSON value, at any nesting depth, except for system turns.
+
+    All rows of a set may share system turns.
     """
     if isinstance(row, str):
         yield row
@@ -28,8 +29,9 @@ def texts_in(row: Any) -> Iterator[str]:
 
 
 def runs_in(row: Any) -> set[tuple[str, ...]]:
-    """Collect the runs of 13 consecutive words in a row's texts, without case and punctuation, and
-    shorter texts as they are.
+    """Collect the runs of 13 consecutive words in a row's texts, and shorter texts whole.
+
+    Case and punctuation do not count. Texts of fewer than `SHORT` words are left out.
     """
     runs: set[tuple[str, ...]] = set()
     for text in texts_in(row):

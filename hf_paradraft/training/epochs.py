@@ -53,10 +53,10 @@ class CountEpochs(TrainerCallback):
 
 
 class ResumableTrainer(Trainer):
-    """A `Trainer` whose resumed run is the run that would have been; datasets have a column
-    `length`.
+    """A `Trainer` whose resumed run equals the uninterrupted run.
 
-    It stops where the loss is no number any more, before weights that are none are saved.
+    Datasets have a column `length`. Training stops where the loss is no number any more, before
+    weights that are none are saved.
     """
 
     @without_cudnn_attention()

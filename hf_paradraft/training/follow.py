@@ -52,13 +52,13 @@ class Lesson:
 
 
 class FollowTarget(TrainerCallback):
-    """A callback that teaches a drafter, every few steps of its target's trainer, what the target
-    writes by now.
+    """A callback that teaches a drafter its target's current texts while the target is trained.
 
-    The newest texts of the calls that the drafter assists are kept. A lesson takes short steps of
-    the kind's own loss on them, on states of the target as it is then, and its weights are used
-    only if texts that were held back are guessed better with them. The target's training goes on as
-    if nothing had happened: weights, gradients and random numbers are as they were.
+    There is a lesson every few steps of the target's trainer. The newest texts of the calls that
+    the drafter assists are kept. A lesson takes short steps of the kind's own loss on them, on
+    states of the target as it is then, and its weights are used only if texts that were held back
+    are guessed better with them. The target's training goes on as if nothing had happened: weights,
+    gradients and random numbers are as they were.
 
     Trainings of several processes leave the drafter as it is. Without a trainer, call
     `learn(target)` whenever there is time.
@@ -159,8 +159,7 @@ class FollowTarget(TrainerCallback):
         arguments: TrainingArguments | None = None,
         interrupted: Callable[[], bool] | None = None,
     ) -> Lesson | None:
-        """Give a lesson; the drafter has the better weights after it. None: there are too few texts
-        yet, or it was given up.
+        """Give a lesson, after which the drafter has the better weights.
 
         Args:
             target: the model that the texts are of, or what is wrapped around it.
@@ -168,6 +167,9 @@ class FollowTarget(TrainerCallback):
             arguments: of its trainer, whose devices and number formats hold for the lesson too.
             interrupted: asked after every text whether the lesson is to be given up, with nothing
                 learned; default: never.
+
+        Returns:
+            The lesson; None if there are too few texts yet, or if it was given up.
         """
         begun, model = time.perf_counter(), innermost(target)
         rows = len(model.get_input_embeddings().weight)
@@ -220,9 +222,7 @@ class FollowTarget(TrainerCallback):
         arguments: TrainingArguments | None,
         at_once: int,
     ) -> Trainer:
-        """Make the trainer of the kind's own run, with the options that the drafter was trained
-        with.
-        """
+        """Make the trainer of the kind's own run, with the options of the drafter's training."""
         from datasets import Dataset
 
         from .data import IGNORED
@@ -296,8 +296,9 @@ class _Interruption(TrainerCallback):
 
 @contextmanager
 def _untouched(target: PreTrainedModel) -> Iterator[None]:
-    """Leave a model's gradients and mode, its trainer's state and all random numbers as they
-    were.
+    """Leave a model, its trainer's state and all random numbers as they were before the block.
+
+    Of the model, gradients and mode are left as they were.
     """
     learned = [parameter for parameter in target.parameters() if parameter.requires_grad]
     modes = {part: part.training for part in target.modules()}

@@ -19,8 +19,7 @@ BARREN = 128  # turns in a row without a new prompt, after which it is given up
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
-    """Find the ids of the template up to where the user's first words stand, and the token that
-    ends the user's turn.
+    """Find the template's ids before the user's first words, and the token that ends the turn.
 
     Raises:
         ValueError: there is no chat template, or it does not show where a turn ends, or ends it
@@ -58,11 +57,11 @@ def invent(
     seed: int = 0,
     overwrite: bool = False,
 ) -> int:
-    """Write `count` different prompts as JSON lines `{"messages": [the user's turn], "batch": its
-    number}`, or go on writing.
+    """Write `count` different prompts as JSON lines, or continue the file of a stopped run.
 
-    How they are made is kept next to them. A file that has as many or more is left as it is: the
-    first `count` are those.
+    A line is `{"messages": [the user's turn], "batch": its number}`. How the prompts are made is
+    kept next to them. A file that has as many or more is left as it is: the first `count` are
+    those.
 
     Args:
         target: a chat model.

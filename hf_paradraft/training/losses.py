@@ -27,8 +27,9 @@ def cross_entropy(logits: Tensor, labels: LongTensor) -> Tensor:
 
 
 def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
-    """Compute the total variation `½ ‖p - q‖₁` of each row `(…)`: the chance that rejection
-    sampling rejects a draft.
+    """Compute the total variation `½ ‖p - q‖₁` of each row `(…)`.
+
+    The total variation is the chance that rejection sampling rejects a draft.
 
     Args:
         logits: `(…, V')`, the drafter's.
@@ -41,8 +42,9 @@ def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def divergence(logits: Tensor, teachers: Tensor) -> Tensor:
-    """Compute `KL(p ‖ q)` of each row `(…)`, of the drafter's logits `(…, V)` from those of its
-    teacher.
+    """Compute `KL(p ‖ q)` of each row `(…)`, of the teacher's `p` and the drafter's `q`.
+
+    Both are given as logits `(…, V)`.
     """
     return F.kl_div(
         logits.log_softmax(-1), teachers.log_softmax(-1), log_target=True, reduction="none"

@@ -22,8 +22,9 @@ def acceptance(
     samples: Dataset,
     max_new_tokens: int = 128,
 ) -> dict[str, Any]:
-    """Measure the greedy acceptance of chains against `target`, continuing each sample from its
-    first labelled token.
+    """Measure the greedy acceptance of a drafter's chains against `target`.
+
+    Each sample is continued from its first labelled token.
 
     Args:
         target: a model, or its folder or Hub id.

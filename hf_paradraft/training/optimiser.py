@@ -11,11 +11,11 @@ from torch.optim import AdamW, Muon
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon and AdamW as one, with one learning rate: Muon's steps are scaled to AdamW's (arXiv
-    2502.16982, section 2.2).
+    """An optimiser that joins Muon and AdamW, with one learning rate.
 
-    Projections are matrices whose names end in `proj`, as most of transformers' layers have it.
-    Tables, heads, norms and what mixes states keep AdamW.
+    Muon's steps are scaled to AdamW's (arXiv 2502.16982, section 2.2). Projections are matrices
+    whose names end in `proj`, as most of transformers' layers have it. Tables, heads, norms and
+    what mixes states keep AdamW.
 
     Args:
         module: what is trained.
@@ -50,8 +50,9 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Take a step with each: groups and states are this object's, which schedules and
-        checkpoints know.
+        """Take a step with each optimiser, on the groups and states of this object.
+
+        Schedules and checkpoints know these groups and states.
         """
         for part, group in zip(self.parts, self.param_groups, strict=True):
             part.param_groups, part.state = [group], self.state

@@ -99,8 +99,9 @@ def _is_ours(checkpoint: Path) -> bool:
 
 
 def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
-    """Find this run's checkpoint with the most steps that was written to its end; None if there is
-    none.
+    """Find this run's whole checkpoint with the most steps; None if there is none.
+
+    A checkpoint is whole if it was written to its end.
 
     Args:
         output_dir: of the run.
@@ -151,11 +152,10 @@ def _damaged(checkpoint: Path) -> Path | None:
 
 
 class Checkpoints(TrainerCallback):
-    """A callback that marks checkpoints as ours, and as whole once all is written, and removes
-    those that it replaces, no others.
+    """A callback that marks this run's checkpoints and removes only those that they replace.
 
-    The trainer's own rotation goes by numbers, and would take a new run's first checkpoints for the
-    oldest.
+    A mark says that a checkpoint is ours, and, once all is written, that it is whole. The trainer's
+    own rotation goes by numbers, and would take a new run's first checkpoints for the oldest.
 
     Args:
         settings: of the run.
@@ -224,13 +224,12 @@ class Checkpoints(TrainerCallback):
 
 
 def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
-    """Put a new model into its folder, all of it or nothing; what was said of the weights before
-    goes to `former/`.
+    """Put a new model into its folder, all of it or nothing.
 
-    Measurements, plots, and a card that this library wrote, speak of the former weights; so do
-    files of another kind of model. All else in the folder stays. The former weights leave first, so
-    that whenever this is stopped, no config lies next to weights of another model; they are removed
-    once the new ones are there.
+    Files about the weights before go to `former/`. Measurements, plots, and a card that this
+    library wrote, speak of the former weights; so do files of another kind of model. All else in
+    the folder stays. The former weights leave first, so that whenever this is stopped, no config
+    lies next to weights of another model; they are removed once the new ones are there.
 
     Args:
         output_dir: made if need be.
@@ -300,8 +299,9 @@ def _is_our_card(file: Path) -> bool:
 
 
 def move_into(made: Path, output_dir: Path) -> None:
-    """Move all files of a new model to where it belongs, its weights last; what else is there
-    stays.
+    """Move all files of a new model to where it belongs, its weights last.
+
+    Other files that are there stay.
 
     Args:
         made: on the same disk; left empty of files.

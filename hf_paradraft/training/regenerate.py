@@ -29,8 +29,10 @@ WINDOW = 32  # batches within which prompts are put together by their lengths
 def prompts_of(
     source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase | None
 ) -> Iterator[dict]:
-    """Yield `{"messages": turns before the last answer}`, with its tools, or `{"text": its first
-    tokens}` for every row.
+    """Yield the prompt of each row: a chat's turns before the last answer, or a text's beginning.
+
+    Prompts are `{"messages": turns before the last answer}`, with its tools, or `{"text": its first
+    tokens}`.
 
     Raises:
         ValueError: a row is none of both, or a text where no tokenizer can cut it.
@@ -61,8 +63,9 @@ def prompts_of(
 
 
 def check_sources(output: Path, *sources: str | Path | None) -> None:
-    """Refuse an output that is no file, or whose writing would touch what is read, or what others
-    have left next to it.
+    """Refuse an output that is no file, or that would overwrite a source or foreign files.
+
+    Foreign files are those that others have left next to it under names that are needed.
 
     Args:
         output: the answers; other files of theirs lie next to it, with more after its name.
@@ -131,8 +134,7 @@ def cut_half_line(file: Path) -> int:
 
 
 def waiting_in(part: Path, done: int) -> dict[int, dict[str, Any]]:
-    """Read the finished answers, by their numbers, that are not in the output yet because earlier
-    ones are missing.
+    """Read the finished answers, by number, that wait for earlier ones to reach the output.
 
     Args:
         part: next to the output; there may be none.
@@ -174,8 +176,9 @@ def regenerate(
     avoid: str | Path | None = None,
     count: int | None = None,
 ) -> int:
-    """Write `source` again with a target's own answers, as JSON lines; an unfinished file is
-    continued.
+    """Write `source` again with a target's own answers, as JSON lines.
+
+    An unfinished file is continued.
 
     Args:
         writer: answers.

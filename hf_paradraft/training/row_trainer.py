@@ -39,8 +39,9 @@ class CodConfig:
 
 
 class RowCollator:
-    """Encoded samples to one padded batch of rows; the same sample in the same epoch always gives
-    the same rows.
+    """A collator of encoded samples to one padded batch of rows.
+
+    The same sample in the same epoch always gives the same rows.
 
     Args:
         mask_token_id: the drafter's.
@@ -143,8 +144,9 @@ def block_mask(depths: Tensor, positions: Tensor):
 
 
 class RowTrainer(DepthTrainer, ABC):
-    """A trainer on the labelled rows of a `RowCollator`; a kind of drafter defines the loss of a
-    row.
+    """A trainer on the labelled rows of a `RowCollator`.
+
+    A kind of drafter defines the loss of a row.
 
     Args:
         model: the drafter.
@@ -179,8 +181,10 @@ class RowTrainer(DepthTrainer, ABC):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ):
-        """Compute the mean loss over labelled rows; logits are computed only for columns that have
-        a label somewhere.
+        """Compute the mean loss over labelled rows.
+
+        Logits are computed only for columns that have a label somewhere, and for a few more that
+        make their number a multiple of `SHAPES`.
         """
         labels = inputs.pop("labels")
         wanted = (labels != IGNORED).any(0)

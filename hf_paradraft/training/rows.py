@@ -60,8 +60,9 @@ def cod_keep_mask(
 
 
 def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
-    """Leave out rows that teach nothing: masks without a label that no kept row with a label
-    attends to.
+    """Leave out masks without a label that no kept row with a label attends to.
+
+    Such rows teach nothing.
 
     Args:
         keep: bool `(K, N)`.
@@ -86,8 +87,9 @@ def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
 def may_attend(
     depth: Tensor, position: Tensor, other_depth: Tensor, other_position: Tensor
 ) -> BoolTensor:
-    """Tell whether row `(depth, position)` attends to row `(other_depth, other_position)`; integer
-    tensors that broadcast.
+    """Tell whether row `(depth, position)` attends to row `(other_depth, other_position)`.
+
+    All four are integer tensors that broadcast.
     """
     start = position - depth  # the last real token that the row knows
     real = (other_depth == 0) & (other_position <= start)
@@ -98,8 +100,9 @@ def may_attend(
 def draft_rows(
     input_ids: LongTensor, labels: LongTensor, mask_token_id: int, keep: BoolTensor
 ) -> dict[str, Tensor]:
-    """Make the rows of `parallel_draft_rows`, with `depths`, int64 `(R,)`, instead of the mask,
-    which `may_attend` computes.
+    """Make the rows of `parallel_draft_rows`, with `depths` instead of the mask.
+
+    `depths` is int64 `(R,)`; `may_attend` computes the mask from it and the positions.
     """
     if input_ids.ndim != 1 or labels.shape != input_ids.shape or keep.shape[1:] != input_ids.shape:
         raise ValueError(

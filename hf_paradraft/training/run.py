@@ -178,9 +178,7 @@ class TrainingOptions(ABC):
     def open_model(
         self, tokenizer: PreTrainedTokenizerBase, device: torch.device
     ) -> PreTrainedModel:
-        """Load the model of `source`: what is trained, or the frozen one that a drafter is trained
-        for.
-        """
+        """Load the model of `source`: the one to train, or a drafter's frozen target."""
 
     @classmethod
     def check_drafter(cls, drafter: Any) -> None:
@@ -211,8 +209,9 @@ class TrainingOptions(ABC):
     @property
     @abstractmethod
     def models(self) -> dict[str, str | None]:
-        """The models that it comes of, by their names in the record: Hub ids, None for what is on
-        this machine alone.
+        """The models that a drafter comes of, by their names in the record.
+
+        Each is a Hub id, or None for a model that is on this machine alone.
         """
 
     def record(self) -> dict[str, Any]:
@@ -223,8 +222,9 @@ class TrainingOptions(ABC):
         return {**self.models, **{name: getattr(self, name) for name in names}}
 
     def finish(self, trainer: Any) -> None:
-        """Do what is left for a whole training once its steps are made: lessons (`FollowTarget`) go
-        without. Most do nothing.
+        """Finish a whole training once its steps are made; most kinds do nothing.
+
+        Lessons (`FollowTarget`) go without this.
         """
         return None
 
@@ -236,9 +236,7 @@ class TrainingOptions(ABC):
         drafter.save_pretrained(folder)
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
-        """Measure more for the record, once the drafter is saved: a calibration or an
-        acceptance.
-        """
+        """Measure a calibration or an acceptance for the record, after the drafter is saved."""
         return {}
 
     def result(self, drafter: Any) -> Any:
@@ -351,8 +349,9 @@ FREE = {
 def _settings(
     run: TrainingOptions, model: PreTrainedModel, train_set: Dataset, arguments: TrainingArguments
 ) -> dict[str, Any]:
-    """Collect the settings of a run: its kind, data, model and options; a run that resumes it must
-    have the same.
+    """Collect the settings of a run: its kind, data, model and options.
+
+    A run that resumes this one must have the same settings.
     """
     data = hashlib.sha256()
     for row in train_set:

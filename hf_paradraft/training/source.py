@@ -115,10 +115,10 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def turns_of(messages: Any) -> list[dict[str, Any]]:
-    """Read the turns of a chat, each with a `role` and its `content` as one text, or None next to
-    tool calls.
+    """Read the turns of a chat, each with a `role` and its `content` as one text.
 
-    Thoughts, whatever a set calls them, stand under the two names that templates ask for.
+    Next to tool calls, `content` may be None. Thoughts, whatever a set calls them, stand under the
+    two names that templates ask for.
 
     Raises:
         ValueError: it is no chat, or not one of texts.

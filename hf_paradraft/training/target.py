@@ -91,8 +91,9 @@ def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
 
 
 def check_there(name: str | Path) -> None:
-    """Refuse a path on this machine where nothing is: as a name on the Hub it would only be an odd
-    one.
+    """Refuse a path on this machine that does not exist.
+
+    As a name on the Hub, such a path would only be an odd one.
 
     Raises:
         OSError: nothing is there.
@@ -203,8 +204,9 @@ def _reading(name: str | Path) -> Iterator[None]:
 
 
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
-    """Hash the names and a few numbers of all weights: another model of the same shape has another
-    hash.
+    """Hash the names and a few numbers of all weights.
+
+    Another model of the same shape has another hash.
 
     Args:
         model: some of its weights may be offloaded.

@@ -36,8 +36,7 @@ ROWS = 256  # of which logits over all tokens are held at once
 def states_of(
     target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor
 ) -> dict[FeatureKey, Tensor]:
-    """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without running its
-    head.
+    """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without its head.
 
     Args:
         target: frozen.
@@ -122,8 +121,9 @@ class TargetStates:
         self.room = (max_bytes - present) / processes
 
     def __call__(self, ids: LongTensor, lengths: LongTensor) -> dict[Any, Tensor]:
-        """Read or compute the target's states of texts, by key, `(B, N, hidden)`; those of padding
-        are meaningless.
+        """Read or compute the target's states of texts, by key, `(B, N, hidden)`.
+
+        States of padding are meaningless.
 
         Args:
             ids: int64 `(B, N)`, padded on the right.
@@ -195,8 +195,9 @@ class TargetStates:
         return self._by_text(self._states(self.stored_keys, ids, lengths), lengths.tolist())
 
     def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
-        """Split states `(B, N, hidden)` into those of each text, with what normalises the
-        distribution after each token.
+        """Split states `(B, N, hidden)` by text, with a normaliser for each token.
+
+        The normaliser is that of the distribution after the token.
         """
         shape = states["normed"].shape[:2]
         rows = F.pad(states["normed"].flatten(0, 1), (0, 0, 0, -shape.numel() % ROWS))
@@ -213,8 +214,9 @@ class TargetStates:
     def _states(
         self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor
     ) -> dict[Any, Tensor]:
-        """Compute states by key, `(B, N, hidden)`, in a forward as wide as a multiple of `SHAPES`,
-        or as the target's context.
+        """Compute states by key, `(B, N, hidden)`, in a forward of padded width.
+
+        The width is a multiple of `SHAPES`, or the target's context.
         """
         width, context = ids.shape[1], learned_context(self.target)
         padded = width + -width % SHAPES

@@ -97,8 +97,9 @@ class TargetTraining(TrainingOptions):
         return open_model(self.target, whole=True, dtype=dtype).to(device).requires_grad_(False)
 
     def vocabulary(self, inputs: RunInputs) -> LongTensor | None:
-        """Choose the ids that the drafter guesses, the most frequent of answers, int64 `(V',)`;
-        None for all.
+        """Choose the ids that the drafter guesses, the most frequent of answers; None for all.
+
+        The ids are int64 `(V',)`.
 
         Raises:
             ValueError: `vocab` is too small, or larger than the target's.
@@ -161,11 +162,10 @@ def unused_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:
 
 @cache
 def trains_in_bf16() -> bool:
-    """Tell whether a thousand rows are multiplied faster in bfloat16 than in float32 on this
-    hardware.
+    """Tell whether this hardware multiplies faster in bfloat16 than in float32.
 
-    A CPU with such instructions is timed, once: a run that is resumed there goes on in the same
-    format.
+    A CPU with such instructions is timed, once, with a thousand rows: a run that is resumed there
+    goes on in the same format.
     """
     if torch.cuda.is_available() or fast_dtype() == torch.float32:
         return torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -181,9 +181,7 @@ def trains_in_bf16() -> bool:
 
 
 def _seconds(dtype: torch.dtype) -> float:
-    """Measure the seconds of a matrix product of the size of a training step's: the best of some
-    runs.
-    """
+    """Time a matrix product of a training step's size, in seconds: the best of some runs."""
     rows, weight = torch.ones(1024, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
     seconds = []
     for _ in range(5):

@@ -26,8 +26,9 @@ TEXTS = 128  # whose states the shortlist is fitted to
 
 
 class Unrolled(torch.nn.Module):
-    """A drafter's guesses after the anchors of a batch, step by step on the text's tokens and its
-    own states.
+    """A drafter's guesses after anchors, step by step on the text and the drafter's own states.
+
+    Guesses are made for all anchors of a batch at once.
 
     Args:
         drafter: attached to its target.
@@ -43,12 +44,14 @@ class Unrolled(torch.nn.Module):
     def forward(
         self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]
     ) -> dict[str, Tensor]:
-        """Compute `logits` `(B, A, K, V')` of K guesses after each anchor, and the `states` `(B, A,
-        K, hidden)` after them.
+        """Compute K guesses after each anchor, each on the states of the guess before.
 
         Args:
             batch: from `AnchorCollator`.
             states: the target's hidden states `(B, N, d_t)`.
+
+        Returns:
+            `logits` `(B, A, K, V')` of the guesses, and `states` `(B, A, K, hidden)` after them.
         """
         drafter, (model,), ids = self.drafter, self.reads, batch["input_ids"]
         cache = DynamicCache()
@@ -95,8 +98,9 @@ class UnrolledTrainer(AnchorTrainer):
 
     @torch.no_grad()
     def some_states(self) -> Tensor:
-        """Compute the drafter's states in some texts, `(n, hidden)`: the same ones however often
-        the run was stopped.
+        """Compute the drafter's states in some texts, `(n, hidden)`.
+
+        The states are the same ones however often the run was stopped.
         """
         self.model.eval()
         collate = AnchorCollator(

@@ -14,13 +14,17 @@ from .data import IGNORED
 def answer_vocabulary(
     rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel
 ) -> LongTensor:
-    """Choose the `size` most frequent ids of answers, special ids and those that end a text
-    included; int64 `(V',)`, rising.
+    """Choose the `size` most frequent ids of answers, special ids included.
+
+    Ids that end a text are included too.
 
     Args:
         rows: from `encode_rows`.
         size: V'.
         tokenizer, target: whose special ids are always among them.
+
+    Returns:
+        int64 `(V',)`, rising.
 
     Raises:
         ValueError: as for `most_frequent`.
@@ -33,8 +37,9 @@ def answer_vocabulary(
 def most_frequent(
     texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int
 ) -> LongTensor:
-    """Choose `size` ids, rising: those in `always`, then the most frequent, then the lowest of
-    those that never occur.
+    """Choose `size` ids: those in `always`, the most frequent, then the lowest of the rest.
+
+    The rest are ids that never occur. All are sorted in rising order.
 
     Args:
         texts: ids that the target has written.
