@@ -67,8 +67,9 @@ def check_forgets(model: PreTrainedModel) -> None:
 
 
 def check_drafter(drafter: Any) -> None:
-    """Refuse what is no drafter, or one of the form that this library had before it brought the
-    target to drafters.
+    """Refuse an object that lacks the methods or the `speculation_config` of a drafter.
+
+    Drafters of the form before `attach(target)` and `needs(target)` are refused too.
 
     Raises:
         ValueError: with what to change.
@@ -100,8 +101,7 @@ def admit(
     streamer: BaseStreamer | None = None,
     synced_gpus: bool = False,
 ) -> Terms:
-    """Refuse a kind of call that the loop does not serve, and make the terms on which it serves
-    another.
+    """Return the `Terms` of a call, or refuse a call that the loop does not serve.
 
     Raises:
         ValueError: with what to change.
@@ -197,8 +197,9 @@ def budget_of(
     row_counts: Sequence[int] | None,
     *use: object,
 ) -> Budget:
-    """Look up or make the `Budget` that is shared by all calls of a target and a drafter with the
-    same options.
+    """Look up or make the `Budget` that calls of a target and a drafter share.
+
+    Only calls with the same options share one.
 
     Args:
         model, drafter: the pair.

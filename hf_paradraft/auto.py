@@ -22,8 +22,9 @@ GENERATIONS = 3  # from a model to what it was finetuned or quantised from
 
 
 class AutoDrafter:
-    """A loader of any drafter, by what its files say it is, or by its target; it is never
-    instantiated.
+    """A loader of any drafter, chosen by its files or by its target.
+
+    It is never instantiated.
     """
 
     def __init__(self):
@@ -57,8 +58,7 @@ class AutoDrafter:
 
     @classmethod
     def for_target(cls, target: PreTrainedModel | str | Path, **kwargs: Any) -> Drafter:
-        """Load a drafter that fits a target: a published one, else layers that the target brings
-        itself, else copies.
+        """Load a drafter for a target: a published one, else the target's MTP layers, else copies.
 
         Published are those that docs/reference/published-drafters.md lists, for the target or for a
         model that it was made of, as cards say (`base_model`). What cannot be had, for want of a
@@ -75,8 +75,9 @@ class AutoDrafter:
 
 
 def fitting(target: PreTrainedModel | str | Path, **kwargs: Any) -> tuple[Drafter, str]:
-    """Find a drafter that fits a target, and a sentence that says which and why; arguments as for
-    `AutoDrafter.for_target`.
+    """Find a drafter that fits a target, and a sentence that says which one and why.
+
+    Arguments are as for `AutoDrafter.for_target`.
     """
     model = target if isinstance(target, PreTrainedModel) else None
     name = str(target) if model is None else model.name_or_path

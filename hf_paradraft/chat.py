@@ -67,8 +67,9 @@ def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _wants_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tell whether a template shows a turn's text only if it comes as a list of parts, as SmolVLM's
-    does.
+    """Tell whether a template shows a turn's text only if it comes as a list of parts.
+
+    SmolVLM's template does so.
     """
 
     def shows(turn: Mapping[str, Any]) -> bool:
@@ -102,8 +103,9 @@ def encode_chat_prompt(
     messages: Sequence[Mapping[str, Any]],
     tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
-    """Encode a conversation up to where the answer begins; without a chat template, its texts, with
-    a warning.
+    """Encode a conversation up to the place where the answer begins.
+
+    Without a chat template its texts are encoded, with a warning.
     """
     if tokenizer.chat_template is None:
         logger.warning_once(
@@ -135,8 +137,9 @@ def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor
 
 
 def learned_context(model: PreTrainedModel) -> int | None:
-    """Look up how many tokens a model has learned position embeddings for; None where longer texts
-    can be read.
+    """Look up the number of tokens that a model has learned position embeddings for.
+
+    It is None where longer texts can be read.
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     words = model.get_input_embeddings()
@@ -179,8 +182,10 @@ def until_end(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
 
 
 def text_after(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
-    """Decode what new tokens add to a prompt's text: some tokenizers decode them otherwise where
-    nothing stands before.
+    """Decode the text that new tokens add to a prompt's text.
+
+    Some tokenizers decode tokens otherwise where nothing stands before, so the prompt is decoded
+    with them.
     """
     given, whole = (
         tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids])
@@ -214,8 +219,9 @@ class Detokeniser:
         self.shown = tokenizer.decode(self.ids, skip_special_tokens=True)
 
     def push(self, token: int) -> str:
-        """Decode the text that the next token adds: "" for half a character, which comes with its
-        other half.
+        """Decode the text that the next token adds: "" for half a character.
+
+        The half comes later, with its other half.
         """
         self.ids.append(token)
         if self.stream is not None:

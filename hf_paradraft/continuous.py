@@ -31,8 +31,9 @@ ROOM = 64  # tokens more than there are, whenever a cache is copied
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values with room after them, so that a round writes its own alone: transformers'
-    layer copies all of them.
+    """A cache layer with room after its entries, so that a round writes its own alone.
+
+    The layer of transformers copies all keys and values.
 
     Args:
         layer: what it goes on with.
@@ -186,8 +187,9 @@ def continuous_batching(
     drafter: Drafter | None = None,
     **options: Any,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number of each prompt and its new tokens, greedy as `generate`'s, in the order in
-    which they end.
+    """Yield each prompt's number and new tokens, in the order in which they end.
+
+    The tokens are greedy, as those of `generate`.
 
     Args:
         target: for which `can_join` holds.

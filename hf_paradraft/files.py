@@ -81,11 +81,10 @@ def local_folder(
 
 
 def names_folder(load: Callable[P, T]) -> Callable[P, T]:
-    """Put the folder or repository in front of what is wrong with it, where a message does not name
-    it.
+    """Wrap a function that loads, so that its errors name the folder or repository.
 
-    Weights of other sizes than their config's, and a config's numbers that are none, are a
-    ValueError then.
+    A message that names it already stays as it is. Weights of other sizes than their config's, and
+    a config's numbers that are none, are a ValueError then.
 
     Args:
         load: a function of a folder, or of a class and a folder.
@@ -119,8 +118,9 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
 
 
 def hub_name(name: str | None) -> str | None:
-    """Return `name` if it can be a repository on the Hub; None for a folder's path, which means
-    nothing to anyone else.
+    """Return `name` if it can be a repository on the Hub, else None.
+
+    A folder's path gives None: it means nothing to anyone else.
     """
     if not isinstance(name, str) or "/" not in name or Path(name).exists():
         return None
@@ -132,16 +132,18 @@ def hub_name(name: str | None) -> str | None:
 
 
 def shipped(name: str) -> Path:
-    """Find a folder that lies next to the package in a clone, and inside it where it is
-    installed.
+    """Find a folder that comes with the package.
+
+    It lies next to the package in a clone, and inside it where it is installed.
     """
     inside = Path(__file__).parent / name
     return inside if inside.is_dir() else Path(__file__).parents[1] / name
 
 
 def share_weights(folder: Path) -> None:
-    """Let all read a folder's weights who may read the config next to them: safetensors writes them
-    for their owner alone.
+    """Give a folder's weights the permissions of the config next to them.
+
+    Otherwise their owner alone may read them, as safetensors writes them.
     """
     for config in [*folder.glob("*config.json")][:1]:
         for file in folder.glob("*.safetensors"):
@@ -246,8 +248,9 @@ def tensor_names(folder: Path) -> list[str]:
 
 
 def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
-    """Read the rows of a JSON-lines file, or of a Hub dataset: `ID`, `ID:CONFIG` or
-    `ID:CONFIG:SPLIT`.
+    """Read the rows of a JSON-lines file, or of a Hub dataset.
+
+    A dataset is given as `ID`, `ID:CONFIG` or `ID:CONFIG:SPLIT`.
 
     Args:
         source: the file or dataset.
@@ -273,11 +276,12 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
 
 
 def check_rows_there(source: str | Path | None) -> None:
-    """Refuse a JSON-lines file that is not there, before anything is loaded; None: no rows are
-    wanted.
+    """Refuse a JSON-lines file that is not there, before anything is loaded.
+
+    None means that no rows are wanted.
 
     Raises:
-        OSError: it is not.
+        OSError: it is not there.
     """
     if str(source).endswith((".json", ".jsonl")) and not Path(str(source)).exists():
         raise OSError(f"There is no file {source}.")
@@ -302,9 +306,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_old_pieces(folder: Path) -> None:
-    """Remove an index and the pieces that it names, where weights in one piece have just taken
-    their place.
-    """
+    """Remove an index and its pieces, where weights in one piece have taken their place."""
     index = folder / INDEX
     if (folder / WHOLE).exists() and index.exists():
         named = read_json(index).get("weight_map")
@@ -332,8 +334,9 @@ def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
 
 
 def other_settings(made: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """List the settings in which a run that was stopped is another one, as a part of a sentence; ""
-    if it is the same.
+    """List the settings in which a run differs from a stopped one, as a part of a sentence.
+
+    It is "" if all are the same.
 
     Args:
         made: how the run was made that left something.

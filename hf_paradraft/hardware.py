@@ -15,8 +15,9 @@ def fast_dtype() -> torch.dtype:
 
 
 def input_device(model: torch.nn.Module) -> torch.device:
-    """Look up the device for a model's inputs: its own, or the one on which an offloaded model
-    computes.
+    """Look up the device for a model's inputs.
+
+    It is the model's own, or the one on which an offloaded model computes.
 
     Args:
         model: of transformers, in one piece or dispatched by accelerate.

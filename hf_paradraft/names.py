@@ -33,9 +33,7 @@ from transformers import (
 
 
 class ChangedTransformers(ImportError):
-    """A name of transformers that the library relies on, and that the installed release does not
-    have.
-    """
+    """An error for a name that the library needs, and the installed transformers lacks."""
 
 
 def missing(name: str, why: str) -> NoReturn:
@@ -77,8 +75,9 @@ KNOWN = {
 
 
 def is_foreign(code: Any) -> bool:
-    """Tell whether a class, a function or one that it wraps is of none of the libraries whose
-    versions say what it does.
+    """Tell whether a class or function, or one that it wraps, is of no library in `KNOWN`.
+
+    The versions of those libraries say what their code does.
     """
     while code is not None:
         # of a bound method, of a partial function
@@ -142,8 +141,9 @@ LinearAttentionAndFullAttentionLayer = inside(
 
 
 def stores_nothing(layer: Any) -> bool:
-    """Tell whether a layer of a cache is a place without keys: since 5.24 a model's layers have one
-    that read another's.
+    """Tell whether a layer of a cache is a place without keys.
+
+    Since 5.24 layers of a model that read another layer's keys have one.
     """
     return type(layer).__name__ == "DummyLayer"
 
@@ -168,8 +168,9 @@ _BY_ROW = (  # of transformers' own processors those that know which row of a ba
 
 
 def treats_rows_alike(processor: Any) -> bool:
-    """Tell whether a logits processor does the same to each row of a batch, by itself: of all
-    others it cannot be known.
+    """Tell whether a logits processor does the same to each row of a batch, by itself.
+
+    This is known of transformers' own processors alone.
     """
     own = type(processor).__module__ == TemperatureLogitsWarper.__module__
     return own and not isinstance(processor, _BY_ROW)
@@ -185,16 +186,15 @@ OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)
 
 @lru_cache  # every call of generate asks
 def takes(model_type: Any, name: str) -> bool:
-    """Tell whether the forward of this class, or of one that it is derived from, has an argument
-    called `name`.
-    """
+    """Tell whether the forward of a class, or of one of its bases, has an argument `name`."""
     owners = [owner for owner in model_type.__mro__ if "forward" in vars(owner)]
     return any(name in inspect.signature(owner.forward).parameters for owner in owners)
 
 
 def cache_argument(module: nn.Module) -> str | None:
-    """Find what the forward of a model, or of a part of one, calls its cache; None: it takes
-    none.
+    """Find the name of the cache argument in a module's forward; None: it has none.
+
+    The module is a model or a part of one.
     """
     kind: Any = type(module)
     return next((name for name in CACHE_NAMES if takes(kind, name)), None)
@@ -206,17 +206,16 @@ def with_cache(module: nn.Module, cache: Cache) -> dict[str, Cache]:
 
 
 def cache_in(model_kwargs: Mapping[str, Any]) -> Any:
-    """Find the cache among the arguments of a call, whatever it is called there; None: there is
-    none.
-    """
+    """Find the cache among a call's arguments, under any of its names; None: there is none."""
     return next(
         (model_kwargs[name] for name in CACHE_NAMES if model_kwargs.get(name) is not None), None
     )
 
 
 def attention_of(model: PreTrainedModel) -> str:
-    """Name the attention implementation of a model's text part: sdpa and eager take masks as they
-    are given.
+    """Name the attention implementation of a model's text part.
+
+    The implementations sdpa and eager take masks as they are given.
     """
     return attribute(
         model.config.get_text_config(), "_attn_implementation", "decides about trees by"
@@ -224,15 +223,17 @@ def attention_of(model: PreTrainedModel) -> str:
 
 
 def pad_token_of(generation_config: GenerationConfig) -> Tensor | None:
-    """Look up the padding token, as a tensor, that generate writes after texts that have ended;
-    None: there is none.
+    """Look up the padding token that generate writes after ended texts, as a tensor.
+
+    It is None if there is none.
     """
     return attribute(generation_config, "_pad_token_tensor", "pads shorter texts with")
 
 
 def decodes(model: PreTrainedModel) -> AbstractContextManager:
-    """Enter the mode that `generate` decodes in: since 5.23 experts are run by another kernel then,
-    on devices but CPUs.
+    """Enter the mode that `generate` decodes in.
+
+    Since 5.23 experts are run by another kernel in that mode, on devices but CPUs.
     """
     optimise = getattr(model, "_optimize_model_for_decode", None)
     return nullcontext() if optimise is None else optimise()

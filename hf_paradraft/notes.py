@@ -21,8 +21,9 @@ _everything = Notes()
 
 
 def notes_on(*owners: Any) -> Notes:
-    """Look up the table about an object, or about several together; it lives as long as all of
-    them, and keeps none alive.
+    """Look up the table about an object, or about several together.
+
+    The table lives as long as all of them, and keeps none alive.
 
     Args:
         owners: hashable, and open to weak references.
@@ -34,7 +35,8 @@ def notes_on(*owners: Any) -> Notes:
 
 
 def of_pair(model: Any, drafter: Any) -> dict[Any, Any]:
-    """Look up the objects that all calls of a target and a drafter share while both live; none if
-    the drafter is no key.
+    """Look up the objects that all calls of a target and a drafter share while both live.
+
+    There are none if the drafter cannot be hashed.
     """
     return notes_on(model, drafter) if type(drafter).__hash__ is not None else {}

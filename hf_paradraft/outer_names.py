@@ -120,8 +120,9 @@ def plain_decoding(model: PreTrainedModel) -> Callable[..., Any]:
 
 
 def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
-    """Look up the function under the name of a model's attention implementation; None for its own
-    (eager).
+    """Look up the function of a model's attention implementation; None for eager.
+
+    The eager one is the model's own.
     """
     return import_module("transformers.modeling_utils").ALL_ATTENTION_FUNCTIONS.get(
         attention_of(model)
@@ -129,8 +130,9 @@ def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
 
 
 def supports_sdpa(model_type: type) -> bool:
-    """Tell whether a class of models has SDPA attention: Gemma 2, which caps its scores, and
-    gpt-oss have eager alone.
+    """Tell whether a class of models has SDPA attention.
+
+    Gemma 2, which caps its scores, and gpt-oss have eager alone.
     """
     return attribute(model_type, "_supports_sdpa", "chooses the attention of drafters by")
 
@@ -141,8 +143,9 @@ def experts_of(config: PreTrainedConfig) -> str | None:
 
 
 def is_recurrent_model(model: PreTrainedModel) -> bool:
-    """Tell whether transformers knows a model as one with recurrent states, which its own assisted
-    generation refuses.
+    """Tell whether transformers knows a model as one with recurrent states.
+
+    Assisted generation of transformers refuses such models.
     """
     return attribute(model, "_is_stateful", "leaves transformers' assisted generation out by")
 
@@ -173,8 +176,9 @@ def commit_of(model: PreTrainedModel) -> str | None:
 
 
 def wrap_pipelines(is_drafter: Callable[[Any], bool]) -> None:
-    """Let pipelines take drafters: their loader asks an assistant for a config, which drafters need
-    not have.
+    """Let pipelines take drafters as `assistant_model`.
+
+    Their loader asks an assistant for a config, which drafters need not have.
 
     Args:
         is_drafter: tells whether an object given as `assistant_model` is a drafter.

@@ -10,8 +10,9 @@ from torch.nn.functional import linear
 
 
 class PackedProduct:
-    """A linear layer's product with its weight packed, in the place of its `forward`, so that its
-    type stays an ordinary one.
+    """A linear layer's product with its weight packed, in the place of its `forward`.
+
+    So the layer's type stays an ordinary one.
     """
 
     def __init__(self, layer: nn.Linear, dtype: torch.dtype):

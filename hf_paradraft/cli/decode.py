@@ -75,8 +75,9 @@ def demo(
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Watch one answer being drafted, then compare methods. Needs the network only with
-    --public.
+    """Watch one answer being drafted, then compare methods.
+
+    Needs the network only with --public.
     """
     if public and (target, drafter, parent) != (None, None, None):
         raise typer.BadParameter(
@@ -141,9 +142,7 @@ def generate(
     temperature: Temperature = 0.0,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Answer one prompt, streamed, with accepted drafts coloured, and compare with plain
-    generate.
-    """
+    """Stream the answer to a prompt, accepted drafts coloured; compare with plain generate."""
     prompt = _prompt(prompt)
     _quiet()
     models = load(target, drafter, None, dtype)

@@ -100,8 +100,9 @@ def regenerate(
     ] = False,
     threads: Threads = None,
 ) -> None:
-    """Rewrite the answers of a dataset with the target, so that a drafter learns from what it will
-    be judged by.
+    """Rewrite the answers of a dataset with the target, to train a drafter on.
+
+    A drafter then learns from the texts that it will be judged by.
     """
     from ..training.answers import Server, Target
     from ..training.regenerate import check_sources, only_writer
@@ -162,8 +163,10 @@ def regenerate(
 
 
 def layers_read(drafter: Drafter | None, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-    """Choose the layers whose states are kept, in addition to the last: the drafter's, or those of
-    a new EAGLE-3 layer.
+    """Choose the layers whose hidden states are kept, in addition to the last.
+
+    They are those that the drafter reads; without one, or if it reads none, those of a new EAGLE-3
+    layer.
     """
     read = (
         ()

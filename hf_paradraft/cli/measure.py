@@ -213,8 +213,9 @@ def bench(
     markdown_file: Markdown = None,
     plot_file: Plot = None,
 ) -> None:
-    """Compare methods on questions: tokens per second, speed-up, τ, equality, times; as tables,
-    JSON and figures.
+    """Compare methods on questions: tokens per second, speed-up, τ, equality, times.
+
+    Results come as tables, JSON and figures.
     """
     use_threads(threads)
     sizes = _once(_size(size) for size in tree_nodes or ("16", "auto"))

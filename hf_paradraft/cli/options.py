@@ -29,8 +29,9 @@ console, err_console = Console(), Console(stderr=True)
 
 
 class Dtype(StrEnum):
-    """Weights' number format; auto is bfloat16 where the hardware multiplies it well, else
-    float32.
+    """The number format of weights.
+
+    `auto` is bfloat16 where the hardware multiplies it well, else float32.
     """
 
     auto = "auto"
@@ -93,8 +94,9 @@ Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that 
 
 
 def sane_temperature(value: Any) -> Any:
-    """Refuse a temperature (of one, several or none) that is no number, or so near to 0 that logits
-    overflow.
+    """Refuse a temperature that is no finite number, or so near to 0 that logits overflow.
+
+    The value is one temperature, several or none.
 
     Raises:
         typer.BadParameter: one is.
@@ -113,8 +115,9 @@ Temperature = Annotated[float, typer.Option(min=0, callback=sane_temperature, he
 def open_target(
     name: str, placement: dict[str, Any]
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal LM and its tokenizer: of a folder, a Hub id, or a `.gguf` file (kept packed
-    where there is a kernel).
+    """Load a causal LM and its tokenizer from a folder, a Hub id or a `.gguf` file.
+
+    The weights of a `.gguf` file are kept packed where there is a kernel.
 
     Raises:
         OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
@@ -245,8 +248,9 @@ def load_public(dtype: Dtype) -> Models:
 
 
 def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:
-    """Load the embedded family's prompt-token drafters: its target's, and its small model's, of
-    which a copy is made.
+    """Load the embedded family's prompt-token drafters: the target's and the small model's.
+
+    Of the small model a copy is made.
     """
     with warnings.catch_warnings():
         # PEFT 0.21 still asks for it

@@ -8,8 +8,9 @@ STEPS = 8  # of rounding: errors add up over layers
 
 
 def first_difference(ids: list[int], others: list[int]) -> int:
-    """Find the index of the first token that differs; the shorter one's length if the longer one
-    begins with it.
+    """Find the index of the first token that differs between two outputs.
+
+    It is the shorter one's length if the longer one begins with it.
     """
     return next(
         (i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
@@ -21,8 +22,9 @@ def first_difference(ids: list[int], others: list[int]) -> int:
 def explain(
     target: PreTrainedModel, prompt: LongTensor, plain: list[int], drafted: list[int]
 ) -> str:
-    """Describe in one clause where two greedy outputs part, and whether rounding can have decided
-    it, by the two best logits.
+    """Describe where two greedy outputs part, and whether rounding can have decided it.
+
+    The description is one clause; the two best logits at that place decide.
     """
     index = first_difference(plain, drafted)
     text = torch.cat([prompt, prompt.new_tensor([plain[:index]])], dim=1)

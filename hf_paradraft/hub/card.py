@@ -43,8 +43,9 @@ class CardFields:
 
 
 def _plain(values: Any) -> Any:
-    """Keep numbers and single words: texts of a foreign config could be anything in a card's
-    Markdown.
+    """Keep numbers and single words alone, and drop all other texts.
+
+    Texts of a foreign config could be anything in a card's Markdown.
     """
     if isinstance(values, Mapping):
         plain = {name: _plain(value) for name, value in values.items()}
@@ -56,10 +57,10 @@ def _plain(values: Any) -> Any:
 
 
 def _results(bench: list[dict[str, Any]], kind: str, name: str) -> list[EvalResult]:
-    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1, greedy where
-    that was measured.
+    """Choose the card's headline: speed-up and τ of the drafter's best row at batch 1.
 
-    Of several drafters of a kind it is the one whose folder has that name.
+    The row is one of the lowest temperature, greedy where that was measured. Of several drafters of
+    a kind it is that of the one whose folder has that name.
     """
     own = re.compile(rf"{re.escape(kind)}-(chain|tree|auto|[nk]\d)[^@]*(@{re.escape(name)})?")
     alone = [row for row in bench if own.fullmatch(row["method"]) and row["batch_size"] == 1]
@@ -132,8 +133,9 @@ def _bench(folder: Path) -> list[dict[str, Any]] | None:
 
 
 def plot_bench(folder: Path) -> Path | None:
-    """Draw τ by task from the folder's `bench.json`, as `tau.png` next to it; None where there is
-    nothing to draw.
+    """Draw τ by task from the folder's `bench.json`, as `tau.png` next to it.
+
+    It returns None where there is nothing to draw.
     """
     if (rows := _bench(folder)) is None:
         return None

@@ -56,8 +56,7 @@ PEFT_BLANK, MANY_BLANKS = (
 def push_drafter(
     folder: str | Path, repo_id: str, fields: CardFields, license: str | None = None, **options: Any
 ) -> CommitInfo:
-    """Publish the drafter in `folder`: weights, tokenizer, configs, calibration and card in one
-    commit.
+    """Publish a drafter's weights, tokenizer, configs, calibration and card in one commit.
 
     Large files go first and are not sent again by a second try; the commit comes last, so a
     repository has the old state or the new one. A `README.md` in the folder is published as it is,
@@ -250,8 +249,9 @@ def _unpublished(repo_id: str, error: BaseException) -> OSError:
 
 
 def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
-    """Tell whether a repository just made got no commit: the reply to one may be lost after the Hub
-    did its work.
+    """Tell whether a repository that was just made got no commit.
+
+    The reply to a commit may be lost after the Hub did its work.
     """
     try:
         return set(api.list_repo_files(repo_id, repo_type=repo_type)) <= {".gitattributes"}
@@ -262,8 +262,9 @@ def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
 def push_recipe(
     repo_id: str, private: bool | None = None, token: str | bool | None = None
 ) -> CommitInfo:
-    """Publish the decoding loop as a `custom_generate` recipe: `generate(custom_generate=repo_id,
-    trust_remote_code=True)`.
+    """Publish the decoding loop as a `custom_generate` recipe.
+
+    It is used as `generate(custom_generate=repo_id, trust_remote_code=True)`.
     """
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
@@ -277,8 +278,9 @@ def push_recipe(
 def push_space(
     repo_id: str, private: bool | None = None, token: str | bool | None = None
 ) -> CommitInfo:
-    """Publish the demo Space, with this very library next to it; of the Space's folder only what
-    belongs to it.
+    """Publish the demo Space, with this very library next to it.
+
+    Only files that belong to the Space are taken from its folder.
     """
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)

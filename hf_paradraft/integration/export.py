@@ -27,8 +27,9 @@ class Engine(StrEnum):
 def export(
     source: str | Path, output: Path, engine: Engine, target: str | None = None, pad: bool = False
 ) -> str:
-    """Write a drafter's folder for `engine`, checked for what that trips over, and say how to run
-    it there.
+    """Write a drafter's folder for `engine`, and return how to run it there.
+
+    The folder is checked for things that the engine trips over.
 
     Args:
         source: folder or Hub id of a drafter; or a `.gguf` file of a causal LM, which becomes a

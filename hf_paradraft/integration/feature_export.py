@@ -22,11 +22,10 @@ KINDS = ("dflash", "dspark", "eagle3")  # that vLLM reads in the speculators lay
 def export_features(
     kind: Any, folder: DrafterFolder, output: Path, engine: str, target: str | None
 ) -> str:
-    """Write a drafter that guesses fewer tokens than its target, with the rows of the target's head
-    that it guesses by.
+    """Write a drafter with the rows of the target's head that it guesses by.
 
-    Without them vLLM takes the target's whole head, and the drafter's ids for rows of it: then
-    nothing is accepted.
+    The drafter guesses only a part of the target's tokens. Without these rows vLLM takes the
+    target's whole head, and the drafter's ids for rows of it: then nothing is accepted.
 
     Args:
         kind: class of the drafter.

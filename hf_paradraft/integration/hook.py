@@ -52,8 +52,9 @@ TEXT_ALONE = {
 
 
 def install() -> bool:
-    """Wrap the methods and the loader of pipelines, once; False, with a warning, if this
-    transformers has changed a method.
+    """Wrap the methods of `GenerationMixin` and the loader of pipelines, once.
+
+    It returns False, with a warning, if this transformers has changed a method.
     """
     wrap_pipelines(is_drafter)
     if any(getattr(getattr(GenerationMixin, name, None), "paradraft", False) for name in WRAPPED):
@@ -79,15 +80,17 @@ def install() -> bool:
 
 
 def is_drafter(assistant: Any) -> bool:
-    """Tell whether what was given as `assistant_model` is a drafter, and not a model that
-    transformers serves itself.
+    """Tell whether an `assistant_model` is a drafter.
+
+    If it is not, it is a model that transformers serves itself.
     """
     return callable(getattr(assistant, "start_drafting", None))
 
 
 class _Set:
-    """The drafter that is set on a model, as the assistant of one call: what it cannot serve is
-    decoded plainly.
+    """The drafter that is set on a model, as the assistant of one call.
+
+    A call that it cannot serve is decoded plainly.
     """
 
     def __init__(self, drafter: Any):
@@ -95,8 +98,9 @@ class _Set:
 
 
 def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | None:
-    """Look up the drafter of an assistant: itself, or that of a model with a PPD adapter; None if
-    it is none.
+    """Look up the drafter of an assistant; None if the assistant is none.
+
+    It is the assistant itself, or that of a model with a PPD adapter.
     """
     assistant = assistant.drafter if isinstance(assistant, _Set) else assistant
     if (drafter := PpdDrafter.adopt(target, assistant)) is not None:
@@ -116,9 +120,7 @@ def _decode(
     tokenizers: Sequence[Any] = (None, None),
     **kwargs: Any,
 ) -> Any:
-    """Check the call, the pair and how the target reads, then decode by our loop, or by PEARL's
-    where that applies.
-    """
+    """Check the call, the pair and how the target reads, then decode by our loop or PEARL's."""
     own = logits_processor, stopping_criteria, generation_config
     terms = admit(model, input_ids, *own, drafter, streamer, synced_gpus)
     check_same_tokenizer(model, drafter, *tokenizers)
@@ -206,9 +208,7 @@ def _with_what_was_asked(original):
 
 
 def _decode_plainly(drafter: protocol.Drafter, reason: Exception) -> None:
-    """Say why a call is decoded without the drafter that is set, whose statistics it has none
-    of.
-    """
+    """Warn why a call is decoded without the set drafter, and clear the drafter's statistics."""
     drafter.last_stats = None
     logger.warning_once(
         f"{reason} Decoding plainly: the drafter is set, and this call has to be answered."

@@ -27,8 +27,9 @@ WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
 
 @contextmanager
 def _outline(repo_id: str) -> Iterator[Path]:
-    """Yield a temporary folder with a repository's config, and its tensors by name alone, as the
-    Hub lists them.
+    """Yield a temporary folder with a repository's config, and its tensors by name alone.
+
+    The names are those that the Hub lists.
 
     Raises:
         OSError: nothing readable there.
@@ -88,8 +89,9 @@ def describe(repo_or_dir: str) -> list[tuple[str, Any]]:
 
 
 def _described(folder: DrafterFolder) -> list[tuple[str, Any]]:
-    """Describe a drafter's folder, or a target's if it brings MTP layers, as (name, value)
-    pairs.
+    """Describe a drafter's folder, or that of a target with MTP layers.
+
+    The description is (name, value) pairs.
     """
     try:
         kind = kind_of(folder)
@@ -101,8 +103,9 @@ def _described(folder: DrafterFolder) -> list[tuple[str, Any]]:
 
 
 def describe_kind(kind: type[SavedDrafter], folder: DrafterFolder) -> list[tuple[str, Any]]:
-    """Describe the folder of a drafter of this kind, as (name, value) pairs; its config is
-    enough.
+    """Describe the folder of a drafter of this kind, as (name, value) pairs.
+
+    The folder's config is enough.
     """
     config = kind.read_description(folder)
     made_for = provenance_of(config)["training"].get("target") or config.get(

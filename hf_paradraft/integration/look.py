@@ -62,8 +62,10 @@ _count = itertools.count()
 
 
 def _file(model: PreTrainedModel, several: bool) -> Path:
-    """Name the file that marks a model as sound, by what decides how it reads: its code and its
-    config, not its weights.
+    """Name the file that marks a model as sound.
+
+    The name is made of everything that decides how the model reads: its code and its config, not
+    its weights.
     """
     config = {**model.config.to_dict(), "_name_or_path": None}
     versions = __version__, torch.__version__, device_name(input_device(model))
@@ -173,8 +175,9 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
 
 
 def _switches(own: dict[str, Any]) -> tuple:
-    """List a part's attributes that may switch what it does; of counters, and of what it remembers,
-    the kind alone.
+    """List a part's attributes that may switch its behaviour.
+
+    Of counters, and of remembered values, the type alone is listed.
     """
     given = {name: value for name, value in own.items() if name not in PLAIN}
     return tuple(
@@ -196,8 +199,9 @@ def _covers(value: Any, owner: type, name: str) -> bool:
 
 
 def _identity(method: Any) -> tuple[int, ...]:
-    """Identify a function, or a bound method by its function and owner: it is another object in
-    every look at it.
+    """Identify a function, or a bound method by its function and owner.
+
+    A bound method is another object in every look at it.
     """
     parts = getattr(method, "__func__", method), getattr(method, "__self__", method)
     try:
@@ -272,9 +276,7 @@ def check_reads(
 
 
 def _text_of(model: PreTrainedModel, prompt: LongTensor | None, limit: int) -> LongTensor:
-    """Make a text that is as long as the call's may become, within bounds, and that ends like its
-    prompt.
-    """
+    """Make a text as long as the call's may become, within bounds, that ends like the prompt."""
     config, (shortest, longest) = model.config.get_text_config(), TEXT
     wanted = 1 << (max(limit, shortest) - 1).bit_length()
     size = (
@@ -286,8 +288,9 @@ def _text_of(model: PreTrainedModel, prompt: LongTensor | None, limit: int) -> L
 
 
 def _has_adapters_of_rows(part: torch.nn.Module) -> bool:
-    """Tell whether a call of PEFT's gives each row of its batch an adapter, by a hook for the time
-    of the call.
+    """Tell whether a call of PEFT's gives each row of its batch an adapter.
+
+    PEFT does so by a hook for the time of the call.
     """
     return any(
         "adapter_names" in getattr(hook, "keywords", ())
@@ -338,8 +341,7 @@ def check_more_than_text(model: PreTrainedModel, drafter: Drafter) -> None:
 
 @torch.no_grad()
 def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None) -> str | None:
-    """Decode a short text plainly and with drafts; say what is wrong with the target, as the
-    predicate of a sentence.
+    """Decode a short text plainly and with drafts, and name the target's fault, if any.
 
     Args:
         model: the target.
@@ -347,7 +349,8 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         text: int64 `(n,)`, of a target with code of others; default: a few ids.
 
     Returns:
-        "" for a sound target; None for one that the loop refuses, and says so.
+        The predicate of a sentence; "" for a sound target; None for one that the loop refuses, and
+        says so.
     """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
@@ -446,8 +449,9 @@ def _rounding(model: PreTrainedModel) -> float:
 def _decoded(
     model: PreTrainedModel, ids: LongTensor, mask: Tensor, new: int, **how: Any
 ) -> tuple[LongTensor, Tensor]:
-    """Generate `new` tokens: the whole text, and the logits `(B, new, V)` float32 of its new
-    tokens.
+    """Generate `new` tokens; return the whole text and the new tokens' logits.
+
+    The logits are `(B, new, V)` float32.
     """
     config = GenerationConfig(
         max_new_tokens=new,

@@ -19,12 +19,11 @@ def check_same_tokenizer(
     target_tokenizer: PreTrainedTokenizerBase | None = None,
     drafter_tokenizer: PreTrainedTokenizerBase | None = None,
 ) -> None:
-    """Refuse a drafter that was trained on other tokens; padded embeddings of different sizes are
-    fine.
+    """Refuse a drafter that was trained on other tokens than the target's.
 
-    Tokenizers are compared where both can be had without a download. A wrong drafter could only be
-    slow, never change the output, so an unknown one passes, with a warning if the vocabulary sizes
-    differ.
+    Padded embeddings of different sizes are fine. Tokenizers are compared where both can be had
+    without a download. A wrong drafter could only be slow, never change the output, so an unknown
+    one passes, with a warning if the vocabulary sizes differ.
 
     Raises:
         Refused: the tokenizers differ; the message says where.
@@ -60,8 +59,9 @@ def check_same_tokenizer(
 
 @lru_cache
 def _stored_difference(target: tuple, drafter: tuple) -> str | None:
-    """Compare two stored tokenizers: the difference, "" for none, None if one of them is not stored
-    here.
+    """Compare two stored tokenizers, and describe the difference.
+
+    The description is "" for no difference, and None if one of them is not stored here.
     """
     tokenizers = []
     for name, *found_under in (target, drafter):
@@ -77,12 +77,11 @@ def _stored_difference(target: tuple, drafter: tuple) -> str | None:
 
 
 def _difference(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBase) -> str:
-    """Name the first id on which two tokenizers disagree, as a clause; "" if every shared id is the
-    same token.
+    """Name the first id on which two tokenizers disagree, as a clause.
 
-    Tokens that only one side has at its end (a mask token, say) are no difference. Special tokens
-    of another name are one that a warning is enough for: newer models of a family rename reserved
-    ones.
+    It is "" if every shared id is the same token. Tokens that only one side has at its end (a mask
+    token, say) are no difference. Special tokens of another name are one that a warning is enough
+    for: newer models of a family rename reserved ones.
     """
     ours, theirs = (
         {index: token for token, index in side.get_vocab().items()} for side in (target, drafter)

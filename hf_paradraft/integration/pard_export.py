@@ -58,8 +58,9 @@ def export_pard(
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """Yield a private folder to write into, then copy it to `output`, which others and containers
-    may read as the umask says.
+    """Yield a private folder to write into, then copy it to `output`.
+
+    Others and containers may read `output` as the umask says.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output.parent) as name:

@@ -82,8 +82,9 @@ class set_drafter:
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:
-    """Look up the drafter that is set on a model; None: there is none, or this thread is to decode
-    plainly.
+    """Look up the drafter that is set on a model.
+
+    It is None if there is none, or if this thread is to decode plainly.
     """
     drafters = notes_on(target).get("set")
     return None if getattr(_thread, "plain", False) or not drafters else drafters[-1].drafter

@@ -198,8 +198,7 @@ class Answer:
             raise
 
     async def deltas(self) -> AsyncGenerator[dict[str, Any]]:
-        """Yield what may be shown as OpenAI's deltas, as it comes, and set `reason` after the last
-        one.
+        """Yield the answer as OpenAI's deltas, as it comes, and set `reason` after the last.
 
         Raises:
             Refusal: as `begin`.
@@ -266,8 +265,9 @@ class Answer:
 
     @property
     def end(self) -> dict[str, Any]:
-        """Say what the request has used: tokens, those that were known of the prompt, and those
-        that were drafted.
+        """The request's usage in tokens, and the counts of its drafts.
+
+        Known tokens of the prompt, and accepted and rejected drafts, are counted by themselves.
         """
         stats, given, made = self.job.stats, len(self.job.ids), self.writer.count
         accepted = min(sum(stats.successes), made)  # more may have come after what ended the text

@@ -29,9 +29,7 @@ SHOWN = 80  # characters of a client's own words in an error
 
 
 async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> AsyncGenerator[str]:
-    """Make the lines of a stream: its deltas, why it ended, its usage if that is wanted, and its
-    end.
-    """
+    """Make the lines of a stream: deltas, the finish reason, usage if wanted, and the end."""
     chat, deltas = isinstance(answer.ask, ChatRequest), answer.deltas()
 
     def line(*choices: Any, **more: Any) -> str:

@@ -49,8 +49,9 @@ class Refusal(HTTPException):
 
 
 class Door:
-    """An ASGI middleware that refuses requests without the key, and bodies that are too large,
-    before they are read.
+    """An ASGI middleware that refuses requests without the key, and bodies too large.
+
+    They are refused before they are read; a body without a length, once it is too large.
 
     Args:
         app: that it serves.

@@ -47,8 +47,9 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 @lru_cache(32)
 def check_ends(grammar: str) -> None:
-    """Read a grammar in a process that can be ended: patterns that have to fit at once take
-    exponential time, say.
+    """Read a grammar in a process that can be ended, to refuse one that takes too long.
+
+    Patterns that have to fit at once take exponential time, say.
 
     Raises:
         ValueError: it takes too long, or ends the process itself.

@@ -50,8 +50,7 @@ class Lessons:
         self.follow, self.learned = FollowTarget(drafter), 0
 
     def __call__(self, interrupted: Callable[[], bool]) -> bool:
-        """Give a lesson, if there is enough that is new, and tell whether the drafter has other
-        weights after it.
+        """Give a lesson if enough texts are new, and tell whether the drafter's weights changed.
 
         Args:
             interrupted: whether a request waits by now: then the lesson is given up, and given

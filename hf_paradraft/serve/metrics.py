@@ -10,8 +10,9 @@ from .scheduler import Job, Scheduler
 
 
 def speculation(stats: SpeculationStats) -> dict[str, Any]:
-    """Count what was drafted for a request, in the words of vLLM's
-    `--per-request-spec-decode-metrics`.
+    """Count the drafts of a request, in the words of vLLM.
+
+    They are those of `--per-request-spec-decode-metrics`.
     """
     # rounds with a draft, and those that accepted so many tokens or more
     reached = [

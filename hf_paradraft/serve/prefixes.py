@@ -43,8 +43,10 @@ class Text:
         return int((self.ids[:size] == ids[:size]).cumprod().sum())
 
     def known(self, ids: numpy.ndarray) -> int:
-        """Count the first tokens of a prompt that need not be read again: not all, and not the last
-        one of a beginning.
+        """Count the first tokens of a prompt that need not be read again.
+
+        They are never all of it. Of keys and values, the last common token is read again; of
+        states, all are known or none.
         """
         common, [read] = self.common(ids), self.cache.lengths
         if isinstance(self.cache, RaggedCache):
@@ -77,8 +79,9 @@ class PrefixCache:
         self.texts: list[Text] = []  # the one that was used last stands last
 
     def find(self, prompt: list[int], drafts: bool) -> Known | None:
-        """Look up the longest beginning of a prompt that was read before; for `drafts` also what
-        the drafter has read.
+        """Look up the longest beginning of a prompt that was read before.
+
+        For `drafts` it brings the state of the drafter too, if the drafter has read it.
         """
         ids = numpy.array(prompt)
         best = max(

@@ -48,8 +48,10 @@ def _present(part: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """Fields that are not listed are refused; null, and [] or {} in the place of no number or text,
-    are as if not sent.
+    """A base of bodies in which fields that are not listed are refused.
+
+    A null is as if not sent, and so is [] or {} for a field of `PARTS` or one that is not listed;
+    fields of `KEPT` are kept.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -218,8 +220,9 @@ class Ask(Strict):
         return self.max_tokens
 
     def options(self) -> dict[str, Any]:
-        """Make the arguments of `generate`; what is not said is as the target's generation config
-        has it.
+        """Make the arguments of `generate` from the fields that were sent.
+
+        All others are as the target's generation config has them.
         """
         names = (*RULES, "repetition_penalty")
         said = {name: value for name in names if (value := getattr(self, name)) is not None}

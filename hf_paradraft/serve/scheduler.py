@@ -104,8 +104,9 @@ class Job:
 
 
 class Scheduler:
-    """A scheduler that answers requests in its own thread, several at a time where the target's
-    sequences can be joined.
+    """A scheduler that answers requests in its own thread.
+
+    Several are answered at a time where the target's sequences can be joined.
 
     Args:
         target: answers.
@@ -209,8 +210,9 @@ class Scheduler:
         self._leave()
 
     def _read(self) -> None:
-        """Read pieces of new requests' prompts, for a while; after its last piece each joins the
-        batch.
+        """Read pieces of new requests' prompts, for a while.
+
+        After its last piece each request joins the batch.
         """
         begun = monotonic()
         while (job := self._next()) is not None:
@@ -231,10 +233,10 @@ class Scheduler:
                 return
 
     def _next(self) -> Job | None:
-        """Pick the request whose prompt is read, if there is a place for it: the one that has least
-        left to read.
+        """Pick the request whose prompt is read next: the one with the least left to read.
 
-        Nobody waits for more tokens of later ones than its own prompt has.
+        It is None if there is no place. No request waits for more tokens of later ones than its own
+        prompt has.
         """
         entering, begun = list(self.entering), sum(job.batch is not None for job in self.entering)
         those = [job for job in entering if begun < self.places or job.batch is not None]
@@ -254,8 +256,9 @@ class Scheduler:
         self.running.append(job)
 
     def _keep(self, job: Job) -> None:
-        """Keep what has been read of a request's text for later ones, which a drafter wants to have
-        read too.
+        """Keep the read beginning of a request's text for later requests.
+
+        With a drafter, only texts that were drafted for are kept, as the drafter has read them.
         """
         if job.call.error is not None or (self.drafter is not None and not job.drafts):
             return
@@ -344,8 +347,9 @@ class Scheduler:
             self.batch = None
 
     def _show(self, job: Job) -> None:
-        """Show a drafter that learns what the target has written, also where the rest of it was not
-        wanted.
+        """Show the text that the target has written to a drafter that learns.
+
+        A text is shown too where the rest of it was not wanted.
         """
         if self.drafter is None or self.drafter.listener is None or job.told == len(job.ids):
             return

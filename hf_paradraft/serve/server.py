@@ -19,9 +19,7 @@ class Server(uvicorn.Server):
     last_call: Timer
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Implement `uvicorn.Server`: requests that are not done in time get an error of their
-        own.
-        """
+        """Implement `uvicorn.Server`: requests not done in time get an error of their own."""
         if not self.should_exit:
             self.last_call.daemon = True
             self.last_call.start()

@@ -43,9 +43,7 @@ class Writer:
         self.stopped = False
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Read tokens up to the one that completes a stop text, and give the text that may be shown
-        by now.
-        """
+        """Read tokens up to the end of a stop text, and give the text that may be shown."""
         for token in tokens:
             self.count += 1
             if token in self.stop_ids:

@@ -27,8 +27,9 @@ CONTENT = "paradraft says"
 
 @dataclass(frozen=True)
 class ToolForm:
-    """The form in which a template writes calls, and so its model: objects of a name and arguments,
-    in a frame.
+    """The form in which a template, and so its model, writes calls.
+
+    Calls are objects of a name and arguments, in a frame.
 
     Attributes:
         begin: before the first call.
@@ -98,8 +99,9 @@ class ToolForm:
 
     @property
     def marker(self) -> str:
-        """The text that tells that calls begin: anywhere, or as the first of an answer where they
-        have no frame.
+        """The text that tells that calls begin.
+
+        It does so anywhere, or only as the first of an answer where calls have no frame.
         """
         return self.begin.rstrip() or "{"
 
@@ -108,8 +110,10 @@ class ToolForm:
         return f'{{"{self.name}": {json.dumps(name)}, "{self.arguments}": '
 
     def grammar(self, ask: ChatRequest) -> str:
-        """Write the grammar of an answer to a request: text and then calls, or calls alone where
-        one has to be made.
+        """Write the grammar of an answer to a request with tools.
+
+        It is text and then calls, or calls alone where one has to be made. Where calls have no
+        frame, or the answer has a schema, it is either the answer or calls.
 
         Raises:
             ValueError: a tool has to be called that is not offered.
@@ -150,8 +154,9 @@ def _quoted(text: str) -> str:
 
 
 class ToolReader:
-    """A reader of text with calls in it, as it comes; what may be the beginning of a call is held
-    back.
+    """A reader of calls in a text that comes piece by piece.
+
+    Text that may be the beginning of a call is held back.
 
     Args:
         form: of the calls.
