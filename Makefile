@@ -33,7 +33,8 @@ mutations: $(VENV)/installed
 	$(BIN)/python tests/mutations.py
 
 # The fast tests with the lowest versions that pyproject.toml allows, and the exactness tests with the newest transformers that
-# pip finds, each in a virtual environment of its own; `make versions` runs some three minutes of both.
+# pip finds, each in a virtual environment of its own; `make versions` runs some three minutes of both. `make newest
+# TORCH=torch==2.15.0` takes another torch, which is gigabytes where it is no CPU build.
 FAST := -n auto --dist loadgroup -m "not slow and not nightly and not browser and not gpu"
 EXACT := tests/test_names.py tests/integration/test_hook.py tests/integration/test_look.py tests/decoding tests/drafters/test_kinds.py
 FIRST := tests/test_names.py tests/integration tests/decoding/test_lossless.py tests/decoding/test_batches.py \
@@ -45,8 +46,8 @@ lowest: $(VENV)-lowest/installed
 	$(ONE_THREAD) $(VENV)-lowest/bin/python -m pytest $(FAST) tests/test_names.py tests/decoding tests/drafters tests/integration
 
 newest: $(VENV)-newest/installed
-	$(VENV)-newest/bin/python -m pip install --quiet --upgrade transformers
-	$(VENV)-newest/bin/python -c 'import transformers; print("transformers", transformers.__version__)'
+	$(VENV)-newest/bin/python -m pip install --quiet --upgrade transformers $(TORCH)
+	$(VENV)-newest/bin/python -c 'import torch, transformers; print("transformers", transformers.__version__, "torch", torch.__version__)'
 	$(ONE_THREAD) $(VENV)-newest/bin/python -m pytest $(FAST) $(EXACT)
 
 versions: $(VENV)-lowest/installed $(VENV)-newest/installed
