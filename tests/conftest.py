@@ -21,6 +21,8 @@ os.environ.update(
     TOKENIZERS_PARALLELISM="false",
 )
 
+import gc
+
 import pytest
 import setuptools  # noqa: F401  # first: it refuses to load where something has imported the standard distutils
 import torch
@@ -30,6 +32,7 @@ from tiny import make_tokenizer, near_copy, tiny_model
 settings.register_profile("test", derandomize=True, database=None)  # the same cases in every run
 settings.register_profile("fuzz", print_blob=True)  # `make fuzz`: new ones
 settings.load_profile("test")
+gc.freeze()  # a million objects of libraries, which every collection would look at
 
 
 def pytest_collection_modifyitems(items):

@@ -350,7 +350,13 @@ def test_records_with_holes_are_refused(results, changes, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", list(Case))
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.nightly if case == Case.overlap else ())
+        for case in Case
+    ],
+)
 def test_methods_of_every_case_give_plain_output(case):
     target = tiny_model(dtype=torch.float32)
     drafter = near_copy(target)

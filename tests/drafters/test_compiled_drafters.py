@@ -131,7 +131,9 @@ def test_a_cache_that_is_too_short_grows(kind, make, calls, monkeypatch):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.nightly if kind == "speculators EAGLE-3" else ())
+        pytest.param(
+            kind, marks=pytest.mark.nightly if kind not in FAST or "EAGLE-3" in kind else ()
+        )
         for kind in KINDS[1:]
     ],
 )

@@ -144,6 +144,7 @@ def test_a_drafter_in_place_is_not_loaded_again(target):
     ].tokens.tolist() == [2, 3]
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are kept to cores on Linux only")
 def test_the_first_one_keeps_to_cores_of_its_own(target, process):
     process.close()

@@ -50,7 +50,7 @@ def test_what_was_learned_is_saved_and_used(tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize("patience", [1, 20, 60])
+@pytest.mark.parametrize("patience", [1, pytest.param(20, marks=pytest.mark.nightly), 60])
 def test_a_lesson_is_given_up_when_somebody_waits_and_given_later(patience, tmp_path):
     """Before its first step, in it, after it: at most one text is read meanwhile, and the weights
     are as they were.

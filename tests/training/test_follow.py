@@ -19,6 +19,8 @@ from hf_paradraft.drafters.blocks.dspark import DSparkDrafter
 from hf_paradraft.drafters.blocks.model import DFlashDrafter
 from hf_paradraft.drafters.pard import PardDrafter
 
+# layers of the target, blocks, and a causal LM; the others at night
+ALWAYS = ("mtp", "dspark", "pard")
 KINDS = {
     "mtp": lambda target: hf_paradraft.MtpDrafter.from_target(target, True),
     "eagle3": lambda target: hf_paradraft.Eagle3Drafter.from_target(target, 3),
@@ -57,7 +59,10 @@ def same(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind in ALWAYS else pytest.mark.nightly) for kind in KINDS],
+)
 def test_every_kind_learns_what_its_target_writes(kind):
     target, drafter = pair(kind)
     follow, before = FollowTarget(drafter, num_steps=20, learning_rate=5e-3), weights(drafter)
