@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import LongTensor, Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.features import layers_of
@@ -45,7 +45,7 @@ PADDED = (
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
-class FeatureDrafter(nn.Module, SavedDrafter):
+class FeatureDrafter(SavedDrafter, PreTrainedModel):
     """A network that reads a target's features, and may share its embedding and head.
 
     It shares those that it has not got itself.
@@ -80,9 +80,11 @@ class FeatureDrafter(nn.Module, SavedDrafter):
     read_config: ClassVar[Any]
     raw_target: bool = False
     stack: PreTrainedModel
+    _supports_sdpa = True
 
     def __init__(
         self,
+        config: PreTrainedConfig,
         features: tuple[FeatureKey, ...],
         hidden_size: int,
         target_hidden_size: int,
@@ -91,7 +93,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         vocabulary: LongTensor | None = None,
         mask_token: int | None = None,
     ):
-        super().__init__()
+        super().__init__(config)
         self.features, self.hidden_size, self.mask_token = features, hidden_size, mask_token
         self.target_hidden_size, self.target_layers = target_hidden_size, target_layers
         self.target_vocab_size = target_vocab_size
@@ -123,7 +125,7 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             config.vocab_size,
         )
         FeatureDrafter.__init__(
-            self, config.features or (), *sizes, vocabulary, config.mask_token_id
+            self, config, config.features or (), *sizes, vocabulary, config.mask_token_id
         )
         self.fc = nn.Linear(
             config.num_features * config.target_hidden_size, layers.hidden_size, bias=False
@@ -177,22 +179,19 @@ class FeatureDrafter(nn.Module, SavedDrafter):
             *read.notes,
         ]
 
-    @abstractmethod
-    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Make the config and the tensors as other engines read them."""
-
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by config and tensors, as `identify` reads them."""
         return folder.identified in cls.known_as
 
-    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `SavedDrafter.contents`, in the speculators layout, which vLLM reads too.
+    def in_speculators_layout(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Complete a kind's `contents` as speculators and vLLM read them: vocabulary and proposal.
 
-        Raises:
-            ValueError: it has options or layers for which that layout has no place.
+        Args:
+            config, tensors: of the kind, with speculators' names.
         """
-        config, tensors = self.written()
         if self.vocabulary is not None:
             tensors |= offset_tables(self.vocabulary, self.target_vocab_size)
         trained = self.paradraft.get("training") or {}
@@ -249,16 +248,6 @@ class FeatureDrafter(nn.Module, SavedDrafter):
         for part, name, buffer in exact:
             setattr(part, name, buffer.to(self.device))
         return self
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
-        return next(self.parameters()).dtype
 
     @property
     def num_guesses(self) -> int:

@@ -105,7 +105,13 @@ def eagle(parallel):
     layers = LlamaConfig(
         **{**TARGET.config.to_dict(), "num_hidden_layers": 1, "initializer_range": 0.4}
     )
-    config = Eagle3Config(layers, 32, VOCAB, (0, 1), mask_token_id=MASK if parallel else None)
+    config = Eagle3Config(
+        layers=layers,
+        target_hidden_size=32,
+        vocab_size=VOCAB,
+        features=(0, 1),
+        mask_token_id=MASK if parallel else None,
+    )
     torch.manual_seed(2)
     return hf_paradraft.Eagle3Drafter(config, torch.arange(0, VOCAB, 2), own_embedding=parallel)
 

@@ -97,7 +97,7 @@ def test_a_repository_brings_its_layers_without_its_other_files(hub, tmp_path):
     assert said["kind"] == "a target that brings MTP layers"
     assert said["MTP layers"].startswith("1, of 0.0 million")
     fetched = AutoModelForCausalLM.from_pretrained("user/target")
-    assert hf_paradraft.MtpDrafter.from_target(fetched).mtp.layout == "DeepSeek"
+    assert hf_paradraft.MtpDrafter.from_target(fetched).config.layout == "DeepSeek"
 
 
 def test_info_says_what_a_target_brings():

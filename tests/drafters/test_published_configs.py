@@ -171,13 +171,13 @@ def test_keys_that_count_are_obeyed_where_their_publisher_reads_them(load):
     """JetSpec's causal head; and z-lab's windows on layers that are said to be full, as vLLM has
     it.
     """
-    assert load(zlab({"causal_head": True}), attach=False).block.causal == ("full_attention",)
+    assert load(zlab({"causal_head": True}), attach=False).config.causal == ("full_attention",)
     swa = load(
         zlab({"use_swa": True, "swa_window_size": 7}, layer_types=["full_attention"] * 2),
         attach=False,
     )
     assert swa.windows == {"sliding_attention": 7}
-    assert swa.block.causal == ()
+    assert swa.config.causal == ()
 
 
 ACME = Layout(
@@ -205,7 +205,7 @@ def test_a_layout_is_one_object(monkeypatch, load):
     }
     drafter, same = load(({**made, "acme": acme}, tensors)), load("z-lab")
     ids, features = torch.arange(9)[None], {key: torch.randn(1, 8, D) for key in same.features}
-    assert (drafter.features, drafter.block.layout) == (same.features, "Acme")
+    assert (drafter.features, drafter.config.layout) == (same.features, "Acme")
     assert torch.equal(drafter.draft_logits(ids, features), same.draft_logits(ids, features))
     with pytest.raises(ValueError, match=r"that nothing here obeys: acme\.turns = 3"):
         load(({**made, "acme": {**acme, "turns": 3}}, tensors))

@@ -14,6 +14,7 @@ from layouts.parts import LAYERS, D, V
 from published import EXPECTED, LENGTH, TARGET, features_of
 from safetensors.torch import load_file, save_file
 from tiny import pard_folder, tiny_model
+from transformers import PreTrainedModel
 
 import hf_paradraft
 from hf_paradraft.drafters import kind_of
@@ -67,6 +68,20 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_it_is_a_model_of_transformers(name, load):
+    """Its sizes, dtype, attention and config are asked for as any model's."""
+    drafter = load(name, attach=False)
+    assert isinstance(drafter, PreTrainedModel)
+    assert isinstance(drafter.config, type(drafter).config_class)
+    assert drafter.num_parameters() == sum(part.numel() for part in drafter.parameters())
+    drafter.set_attn_implementation("eager")
+    assert drafter.stack.config._attn_implementation == "eager"
+    config = drafter.config.to_dict()
+    assert config["layers"]["hidden_size"] == drafter.hidden_size
+    assert copy.deepcopy(drafter.config).to_dict() == config
+
+
 @pytest.mark.parametrize(("proposed", "fill_in"), [(None, False), (6, False), (5, True)])
 def test_an_anchor_that_is_not_written_follows_from_what_is_proposed(load, proposed, fill_in):
     """A block whose newest token guesses nothing proposes a token less than it has rows."""
@@ -77,7 +92,7 @@ def test_an_anchor_that_is_not_written_follows_from_what_is_proposed(load, propo
         methods = [{"proposal_type": "greedy", "speculative_tokens": proposed}]
         config["speculators_config"] = {"algorithm": "dspark", "proposal_methods": methods}
     drafter = load((config, tensors), attach=False)
-    assert drafter.block.fill_in is fill_in
+    assert drafter.config.fill_in is fill_in
     assert drafter.most_drafts == 6 - fill_in
     assert dict(drafter.notes)["anchor"].startswith("not in the config")
 
@@ -87,7 +102,7 @@ def test_layers_named_at_the_top(load):
     config, tensors = zlab()
     nested = config.pop("dflash_config")
     drafter = load(({**config, **nested}, tensors))
-    assert drafter.block.fill_in is True
+    assert drafter.config.fill_in is True
     assert drafter.features == (1, 3, 5)
 
 

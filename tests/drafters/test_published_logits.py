@@ -33,7 +33,7 @@ def test_blocks_are_those_of_speculators(name, load):
     drafter = load(name)
     ids, features = EXPECTED["ids"], features_of(drafter)
     states = drafter.block_states(ids[None, :LENGTH], features)
-    skipped = 1 if drafter.block.fill_in else 0
+    skipped = 1 if drafter.config.fill_in else 0
     close(drafter.base_logits(states)[0], EXPECTED[f"{name}: logits"][skipped:])
     if drafter.kind == "dflash2":
         before = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]

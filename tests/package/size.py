@@ -43,7 +43,7 @@ LIMITS = {
     "decoding": (26_315, 22_000),
     "copies": (3_978, 3_500),
     "rules": (5_247, 4_500),
-    "drafters": (59_916, 48_000),
+    "drafters": (59_884, 48_000),
     "pearl": (5_941, 5_500),
     "training": (23_351, 17_000),
     "integration": (7_285, 5_000),
@@ -57,7 +57,7 @@ LIMITS = {
     "loop files": (25, 26),
     "loop tokens": (24_987, 25_000),
     "package files": (206, 160),
-    "package tokens": (174_562, 140_000),
+    "package tokens": (174_530, 140_000),
 }
 
 

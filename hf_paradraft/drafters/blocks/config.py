@@ -5,7 +5,7 @@ when it is loaded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
@@ -24,8 +24,7 @@ LAYOUTS = (
 )
 
 
-@dataclass
-class BlockConfig:
+class BlockConfig(PreTrainedConfig):
     """A drafter of blocks.
 
     Attributes:

@@ -167,7 +167,7 @@ class DFlash2Drafter(SequentialDrafter):
 
         The best are those of the highest logits.
         """
-        candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
+        candidates = logits.topk(min(self.config.selector_top_k, logits.shape[-1]), dim=-1).indices
         states = self.guesses(states)
 
         @torch.no_grad()

@@ -23,7 +23,7 @@ class BlockDrafting(ContextDrafting):
 
     def __init__(self, drafter: Any, config: SpeculationConfig, max_length: int):
         width = config.compiled_width
-        super().__init__(drafter, width, width and max_length + width + drafter.block.block_size)
+        super().__init__(drafter, width, width and max_length + width + drafter.config.block_size)
 
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:

@@ -100,7 +100,7 @@ class DSparkDrafter(SequentialDrafter):
             anchors: int64 `(…,)`, the newest tokens.
             states: `(…, block size, d)`, of all rows of a block.
         """
-        if self.markov is None or self.markov.kind != "rnn" or not self.block.fill_in:
+        if self.markov is None or self.markov.kind != "rnn" or not self.config.fill_in:
             return None
         return self.markov(anchors.to(self.device), states[..., 0, :])[1]
 
@@ -111,7 +111,7 @@ class DSparkDrafter(SequentialDrafter):
             states: `(…, k, d)`.
             before: int64 `(…, k)`, the token before each.
         """
-        if self.block.confidence_with_markov:
+        if self.config.confidence_with_markov:
             states = torch.cat([states, self.markov.embed(before)], dim=-1)
         return self.confidence(states)[..., 0]
 

@@ -129,7 +129,7 @@ class DSpineDrafter(SequentialDrafter):
 
         The last messages are those after the last layer.
         """
-        states = self.embed(ids) * self.block.embedding_scale
+        states = self.embed(ids) * self.config.embedding_scale
         turned, anchors = turns(self.stack, states, positions), self.codes(ids[:, :1])
         for index, layer in enumerate(self.stack.layers):
             seen = mask if isinstance(mask, Tensor) else mask[self.stack.config.layer_types[index]]
@@ -175,7 +175,7 @@ class DSpineDrafter(SequentialDrafter):
         """
         last, states = len(self.stack.layers) - 1, self.guesses(states)
         codes = self.injection.predicted(last, states)
-        candidates = logits.topk(min(self.block.selector_top_k, logits.shape[-1]), dim=-1).indices
+        candidates = logits.topk(min(self.config.selector_top_k, logits.shape[-1]), dim=-1).indices
 
         @torch.no_grad()
         def bias(

@@ -39,6 +39,8 @@ class DFlashDrafter(FeatureDrafter):
     """
 
     kind = "dflash"
+    config_class = BlockConfig
+    config: BlockConfig
     title = "DFlash drafter"
     known_as = (DFLASH,)
     names = BLOCKS
@@ -53,7 +55,6 @@ class DFlashDrafter(FeatureDrafter):
         own_head: bool = False,
     ):
         self.begin_as(config, vocabulary, own_embedding, own_head)
-        self.block = config
         self.windows = attention_windows(self.stack) or {}
         if len(self.windows) > 1 and config.layers.model_type == "llama":
             raise ValueError(
@@ -109,16 +110,20 @@ class DFlashDrafter(FeatureDrafter):
         )
         return cls(config, vocabulary).started_beside(target)
 
-    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `FeatureDrafter.written`, in the speculators layout."""
-        return blocks_config(self.block, self.kind, self.num_guesses), published(
-            self.state_dict(), BLOCKS
-        )
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Implement `SavedDrafter.contents`, in the speculators layout."""
+        config = blocks_config(self.config, self.kind, self.num_guesses)
+        return self.in_speculators_layout(config, published(self.state_dict(), BLOCKS))
+
+    @property
+    def block(self) -> BlockConfig:
+        """The config, by the name that it had up to version 0.3."""
+        return self.config
 
     @property
     def most_drafts(self) -> int:  # type: ignore[override]
         """The tokens that a block guesses."""
-        return self.block.num_drafts
+        return self.config.num_drafts
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> BlockDrafting:
         """Implement `FeatureDrafter.drafting`; arguments as for `BlockDrafting`."""
@@ -144,13 +149,13 @@ class DFlashDrafter(FeatureDrafter):
             cache: grows by f.
         """
         cos, sin = turns(self.stack, context, positions)
-        norms_keys = self.block.layers.model_type in ("qwen3", QWEN35, GEMMA4)
+        norms_keys = self.config.layers.model_type in ("qwen3", QWEN35, GEMMA4)
         for index, layer in enumerate(self.stack.layers):
             attention = layer.self_attn
             shape = (*context.shape[:-1], -1, attention.head_dim)
             keys = attention.k_proj(context).view(shape)
             values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
-            values = attention.v_norm(values) if self.block.layers.model_type == GEMMA4 else values
+            values = attention.v_norm(values) if self.config.layers.model_type == GEMMA4 else values
             keys = (attention.k_norm(keys) if norms_keys else keys).transpose(1, 2)
             part = keys[..., : cos.shape[-1]]
             _, turned = apply_rotary_pos_emb(part, part, cos, sin)
@@ -162,7 +167,7 @@ class DFlashDrafter(FeatureDrafter):
 
         `offsets` are the positions that the rows' first cache slots hold.
         """
-        windows = dict.fromkeys(self.windows) if self.block.window_from_anchor else self.windows
+        windows = dict.fromkeys(self.windows) if self.config.window_from_anchor else self.windows
         return {
             kind: StackMasks({kind: window}, offsets, self.dtype, self.device)
             for kind, window in windows.items()
@@ -186,18 +191,18 @@ class DFlashDrafter(FeatureDrafter):
             cache: of their contexts; grows by the block.
             compiled: whether the forward is, once there is a context.
         """
-        size, lengths = self.block.block_size, cache.lengths
+        size, lengths = self.config.block_size, cache.lengths
         make_room(cache, size)
-        ids = torch.full((len(anchors), size), self.block.mask_token_id, device=self.device)
+        ids = torch.full((len(anchors), size), self.config.mask_token_id, device=self.device)
         ids[:, 0] = anchors
         depths = torch.arange(size, device="cpu").expand(len(anchors), -1)
         everything = torch.ones((len(anchors), size, size), dtype=torch.bool, device="cpu")
         by_kind: dict[str, Tensor] = {}
         mask: Any
         for kind, attention in masks.items():
-            sees = everything.tril() if kind in self.block.causal else everything
+            sees = everything.tril() if kind in self.config.causal else everything
             mask, positions = attention.inputs(lengths, sees, depths, cache.num_slots)
-            if self.block.window_from_anchor and (window := self.windows[kind]) is not None:
+            if self.config.window_from_anchor and (window := self.windows[kind]) is not None:
                 begins = torch.tensor(lengths, device=self.device)[:, None] - window
                 before = torch.arange(mask.shape[-1], device=self.device) < begins
                 mask = mask.masked_fill(before[:, None, None], torch.finfo(self.dtype).min)
@@ -209,11 +214,13 @@ class DFlashDrafter(FeatureDrafter):
         self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
     ) -> Tensor:
         """Compute normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
-        return run(self.stack, self.embed(ids) * self.block.embedding_scale, mask, positions, cache)
+        return run(
+            self.stack, self.embed(ids) * self.config.embedding_scale, mask, positions, cache
+        )
 
     def guesses(self, states: Tensor) -> Tensor:
         """Select the states of a block that guess, in their order: `(…, drafts, hidden)`."""
-        return states[..., 1:, :] if self.block.fill_in else states
+        return states[..., 1:, :] if self.config.fill_in else states
 
     def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
         """Make the guess of one row's block, at most `room` tokens.

@@ -48,13 +48,13 @@ def slots(
     Returns:
         `logits` `(B, A, K, V')` and, where it has that head, `confidence` `(B, A, K)`.
     """
-    ids, anchors, size = batch["input_ids"], batch["anchors"], drafter.block.block_size
+    ids, anchors, size = batch["input_ids"], batch["anchors"], drafter.config.block_size
     rows, width = ids.shape
     context, cache = drafter.fuse(states), DynamicCache()
     drafter.inject(context, torch.arange(width, device=ids.device).expand(rows, -1), cache)
     before = batch["before"]
     positions = anchors.clamp(min=0)[..., None] + torch.arange(size, device=ids.device)
-    fed = torch.full_like(positions, drafter.block.mask_token_id)
+    fed = torch.full_like(positions, drafter.config.mask_token_id)
     fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
     seen = block_mask(anchors, width, size)
     hidden = run(

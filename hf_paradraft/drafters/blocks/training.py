@@ -63,7 +63,7 @@ class BlockTraining(TargetTraining):
 
         Blocks see all of the context, and all of themselves.
         """
-        if drafter.block.causal or any(window is not None for window in drafter.windows.values()):
+        if drafter.config.causal or any(window is not None for window in drafter.windows.values()):
             raise ValueError(
                 f"This {drafter.title} has causal layers or windows, which are not taught here."
             )
@@ -85,7 +85,7 @@ class BlockTraining(TargetTraining):
             Blocks(drafter),
             inputs.arguments,
             self.states(inputs, drafter.features, drafter.vocabulary),
-            drafter.block.num_drafts,
+            drafter.config.num_drafts,
             math.exp(-1 / FADING),
             self.num_anchors,
             self.loss,

@@ -115,7 +115,7 @@ class XPressDrafter(SequentialDrafter):
         refiner, rows = self.refiner, self.refiner.rows(states)
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
         # the newest token's own row stands after the token before it
-        if skipped := int(self.block.fill_in):
+        if skipped := int(self.config.fill_in):
             first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
 
         @torch.no_grad()

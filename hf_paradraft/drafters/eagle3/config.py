@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
@@ -17,8 +17,7 @@ from ..layers import sizes_of
 LAYOUTS = (speculators.EAGLE3_LAYOUT, deepspec.EAGLE3_LAYOUT, safeai.EAGLE3_LAYOUT)
 
 
-@dataclass
-class Eagle3Config:
+class Eagle3Config(PreTrainedConfig):
     """An autoregressive head on fused features, or its parallel relative.
 
     Attributes:

@@ -40,6 +40,8 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     """
 
     kind = "eagle3"
+    config_class = Eagle3Config
+    config: Eagle3Config
     title = "EAGLE-3 drafter"
     known_as = (EAGLE3, PEAGLE)
     names = NAMES
@@ -55,7 +57,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         own_head: bool = False,
     ):
         self.begin_as(config, vocabulary, own_embedding or config.parallel, own_head)
-        self.eagle, layers, norm = config, config.layers, type(self.stack.norm)
+        layers, norm = config.layers, type(self.stack.norm)
         width = self.fc.in_features
         first = self.stack.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
@@ -111,22 +113,22 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)
 
-    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `FeatureDrafter.written`, in the speculators layout."""
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Implement `SavedDrafter.contents`, in the speculators layout."""
         config = saved_config(
-            self.eagle, self.features, self.num_guesses, self.embedding is not None
+            self.config, self.features, self.num_guesses, self.embedding is not None
         )
-        return config, published(self.state_dict(), NAMES)
+        return self.in_speculators_layout(config, published(self.state_dict(), NAMES))
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""
         features = self.needed_of(target)
-        if self.eagle.features is None and len(features) != self.eagle.num_features:
+        if self.config.features is None and len(features) != self.config.num_features:
             raise ValueError(
-                f"This {self.title} reads {self.eagle.num_features} layers, not {len(features)}."
+                f"This {self.title} reads {self.config.num_features} layers, not {len(features)}."
             )
         super().attach(target)
-        if self.eagle.features is None and features != self.features:
+        if self.config.features is None and features != self.features:
             self.settled.add(features)
             self.features = features
         if (
@@ -147,7 +149,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return (
             chosen
             if chosen not in self.settled
-            else self.eagle.features_for(len(layers_of(target)))
+            else self.config.features_for(len(layers_of(target)))
         )
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
@@ -161,7 +163,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
         """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
         return ReadingDrafting(
-            self, config, max_length, self.vocabulary, extends=not self.eagle.parallel
+            self, config, max_length, self.vocabulary, extends=not self.config.parallel
         )
 
     def _normed(self, states: Tensor) -> Tensor:
@@ -186,7 +188,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def masks(self, fused: Tensor, count: int) -> Tensor:
         """Implement `RowModel.masks`: P-EAGLE's masks, all alike."""
-        ids = torch.full((len(fused), count), self.eagle.mask_token_id, device=self.device)
+        ids = torch.full((len(fused), count), self.config.mask_token_id, device=self.device)
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
     def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
@@ -195,7 +197,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         Both are `(B, M, hidden)`.
         """
         normed = self.stack.norm(hidden)
-        return normed, normed if self.eagle.norm_output else hidden
+        return normed, normed if self.config.norm_output else hidden
 
     def run(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
@@ -204,7 +206,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
         The cache grows by M.
         """
-        config, layers = self.eagle, self.stack.layers
+        config, layers = self.config, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
         turned = turns(self.stack, features, positions)
         kinds = getattr(config.layers, "layer_types", None) or ["full_attention"] * len(layers)

@@ -36,7 +36,7 @@ class Eagle3Training(UnrolledTraining):
 
         Such a drafter learns in another way.
         """
-        if drafter.eagle.parallel:
+        if drafter.config.parallel:
             raise ValueError("A P-EAGLE drafter guesses in parallel, which is not taught here.")
 
     def start(self, inputs: RunInputs) -> Eagle3Drafter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedConfig
@@ -16,8 +15,7 @@ from ..formats.values import transformers_config
 from ..layers import describe_layers
 
 
-@dataclass
-class MtpConfig:
+class MtpConfig(PreTrainedConfig):
     """MTP layers.
 
     Attributes:
@@ -63,6 +61,6 @@ def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
     values = copy.deepcopy(dict(described))
     return MtpConfig(
-        transformers_config(AutoConfig.for_model, values),
+        target=transformers_config(AutoConfig.for_model, values),
         num_draft_tokens=next((method.get("speculative_tokens") for method in methods), None),
     )

@@ -120,6 +120,8 @@ class MtpDrafter(FeatureDrafter):
     """
 
     kind = "mtp"
+    config_class = MtpConfig
+    config: MtpConfig
     title = "MTP drafter"
     known_as = (MTP,)
     training_options = "MtpTraining"
@@ -132,6 +134,7 @@ class MtpDrafter(FeatureDrafter):
     ):
         target = config.target
         super().__init__(
+            config,
             ("normed",),
             target.hidden_size,
             target.hidden_size,
@@ -139,7 +142,6 @@ class MtpDrafter(FeatureDrafter):
             target.vocab_size,
             vocabulary,
         )
-        self.mtp = config
         self.layers = nn.ModuleList(
             MtpLayer(config, None if weights is None else weights[number])
             for number in range(config.num_layers)
@@ -182,7 +184,7 @@ class MtpDrafter(FeatureDrafter):
         if drafter is None and new is False:
             raise ValueError(NOTHING.format(target.name_or_path))
         if drafter is None:
-            drafter = cls(MtpConfig(config))
+            drafter = cls(MtpConfig(target=config))
             with torch.no_grad():
                 final_norm(drafter.stack).weight.copy_(final_scale(target))
         drafter.vocabulary = vocabulary
@@ -220,12 +222,12 @@ class MtpDrafter(FeatureDrafter):
     ) -> MtpDrafter:
         layout = brought.layout
         described = MtpConfig(
-            config,
-            len(brought.layers),
-            layout.hidden_first,
-            layout.bare,
-            num_draft_tokens,
-            layout.name,
+            target=config,
+            num_layers=len(brought.layers),
+            hidden_first=layout.hidden_first,
+            bare=layout.bare,
+            num_draft_tokens=num_draft_tokens,
+            layout=layout.name,
         )
         weights = [
             unscaled({ours: tensors[theirs] for ours, theirs in layer.items()})
@@ -278,14 +280,17 @@ class MtpDrafter(FeatureDrafter):
             )
         return drafter
 
-    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `FeatureDrafter.written`, in speculators' layout.
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Implement `SavedDrafter.contents`, in the speculators layout.
 
         It has one layer, which reads the embedding first.
+
+        Raises:
+            ValueError: that layout has no place for its layers.
         """
-        if self.mtp.bare:
+        if self.config.bare:
             raise ValueError(
-                f"Speculators' layout has a norm behind the layer, and {self.mtp.layout}'s none: "
+                f"Speculators' layout has a norm after the layer, {self.config.layout}'s none: "
                 "keep its own files."
             )
         if len(self.layers) > 1:
@@ -305,7 +310,7 @@ class MtpDrafter(FeatureDrafter):
             if name.startswith("layers.0."):
                 tensors[FOLDER + name.removeprefix("layers.0.")] = tensor
         tensors[f"{FOLDER}{NAMES['norm']}.weight"] = final_norm(layer.stack).weight
-        return saved_config(self.mtp.target), tensors
+        return self.in_speculators_layout(saved_config(self.config.target), tensors)
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:

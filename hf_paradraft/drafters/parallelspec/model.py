@@ -45,6 +45,8 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     """
 
     kind = "parallelspec"
+    config_class = ParallelSpecConfig
+    config: ParallelSpecConfig
     title = "ParallelSpec drafter"
     known_as = ()
     training_options = "ParallelSpecTraining"
@@ -52,8 +54,8 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     def __init__(self, config: ParallelSpecConfig, vocabulary: LongTensor | None = None):
         features: tuple[FeatureKey, ...] = ("normed",) if config.style == "eagle" else ()
         hidden = config.hidden_size
-        super().__init__(features, hidden, hidden, None, config.vocab_size, vocabulary)
-        self.config, self.reads_features = config, config.style == "eagle"
+        super().__init__(config, features, hidden, hidden, None, config.vocab_size, vocabulary)
+        self.reads_features = config.style == "eagle"
         self.stack = decoder_stack(config.layer_config)
         self.mask_embeddings = nn.Parameter(torch.randn(config.num_masks, hidden) * 0.02)
         self.mix = nn.Linear(2 * hidden, hidden) if self.reads_features else None
@@ -80,8 +82,8 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         load_strictly(drafter, tensors, f"The {cls.title} in {folder}")
         return drafter
 
-    def written(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `FeatureDrafter.written`, in its own layout: config, layers, masks and mix."""
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Implement `SavedDrafter.contents`, in its own layout: config, layers, masks and mix."""
         tensors = (
             self.state_dict()
             if self.vocabulary is None
@@ -96,10 +98,6 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             **said,
             "dtype": str(self.dtype).removeprefix("torch."),
         }, tensors
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `SavedDrafter.contents`: no other engine reads its layout."""
-        return self.written()
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
