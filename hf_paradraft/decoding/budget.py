@@ -50,12 +50,9 @@ class RowLatency:
 
         Beyond the largest number that was measured the last slope goes on.
         """
-        slope = (
-            (self.seconds[-1] - self.seconds[-2]) / (self.rows[-1] - self.rows[-2])
-            if len(self.rows) > 1
-            else 0.0
-        )
-        beyond = numpy.maximum(0, numpy.asarray(rows) - self.rows[-1])
+        # of the last two; of a single one the sum of nothing (numpy has no type for this diff)
+        slope = (numpy.diff(self.seconds[-2:]) / numpy.diff(self.rows[-2:])).sum()  # type: ignore[operator]
+        beyond = numpy.maximum(0, rows - self.rows[-1])
         return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
 
 
@@ -100,26 +97,17 @@ class Budget:
         # tokens that such levels brought ÷ those that were expected
         self.kept_promises = deque[float]([1.0], maxlen=33)
         # decayed, by depth from 1
-        self.tried, self.accepted = (
-            numpy.zeros(depth + 1),
-            numpy.zeros(depth + 1),
-        )
-        # likewise
-        self.expected, self.came_true = (
-            numpy.full(depth + 1, 2.0),
-            numpy.full(depth + 1, 2.0),
-        )
+        self.tried, self.accepted = numpy.zeros((2, depth + 1))
+        self.expected, self.came_true = numpy.full((2, depth + 1), 2.0)  # likewise
         self.tokens = self.seconds = 0.0  # decayed, of drafted rounds
         self.odds: Any = (
             None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
         )
-        self.gain = (
-            PRIOR_SPEEDUP  # lately, tokens per second of drafted rounds ÷ those of plain ones
-        )
+        # lately, useful tokens per second of drafted rounds
+        self.pace = PRIOR_SPEEDUP / self.plain_seconds
         # likewise, what a text's drafts brought, squared: where it is luck, few rounds decide
-        # little
-        self.spread = PRIOR_SPREAD
-        self.recent = 1.0  # rounds in these two
+        # little; and the rounds in these two
+        self.spread, self.recent = PRIOR_SPREAD, 1.0
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
         self.size_before = 1  # of the last draft that was cut
         self.drafted = False  # in the last round
@@ -131,8 +119,8 @@ class Budget:
 
     def _judge_anew(self) -> None:
         """Let the next few rounds decide whether drafting pays."""
-        self.gain, self.spread = min(max(self.gain, 1.0), PRIOR_SPEEDUP), PRIOR_SPREAD
-        self.recent = 1.0
+        self.pace = min(max(self.gain, 1.0), PRIOR_SPEEDUP) / self.plain_seconds
+        self.spread, self.recent = PRIOR_SPREAD, 1.0
 
     def cost(self, rows: ndarray | int) -> ndarray:
         """Compute the expected seconds to verify and accept `rows` query rows of each sequence.
@@ -141,15 +129,18 @@ class Budget:
         """
         rows = numpy.asarray(rows)
         if self.row_counts is not None:
-            rows = numpy.asarray(self.row_counts)[
-                numpy.searchsorted(self.row_counts, rows).clip(max=len(self.row_counts) - 1)
-            ]
+            rows = numpy.asarray(self.row_counts)[numpy.searchsorted(self.row_counts[:-1], rows)]
         return self.factor() * self.latency(self.batch_size * rows) + self.overhead()
 
     @property
     def plain_seconds(self) -> float:
         """Expected seconds of a round without a draft."""
         return self.plain() * float(self.cost(1))
+
+    @property
+    def gain(self) -> float:
+        """The recent tokens per second of drafted rounds, divided by those of plain rounds."""
+        return self.pace * self.plain_seconds
 
     @property
     def acceptance(self) -> ndarray:
@@ -222,7 +213,7 @@ class Budget:
 
     def rest(self) -> bool:
         """Decide whether the next round is a plain one, without drafts."""
-        if len(self.plain) < 2 and len(self.overhead) >= NODE_STEP and self.gain < SURE_SPEEDUP:
+        if len(self.plain) < 2 and self.overhead and self.gain < SURE_SPEEDUP:
             return True
         # with the gain's standard error
         if self.gain + (self.spread / self.recent / self.batch_size) ** 0.5 >= LEAST_SPEEDUP:
@@ -269,7 +260,7 @@ class Budget:
         plain = self.plain_seconds / (verifying + drafting)
         self.recent = RECENT_DECAY * self.recent + 1
         useful = 1 + record.share * (emitted - 1)
-        self.gain += (useful * plain - self.gain) / self.recent
+        self.pace += (useful / (verifying + drafting) - self.pace) / self.recent
         brought = fmean((len(part.emitted) - 1) ** 2 for part in record.sequences)
         self.spread += (brought * plain**2 - self.spread) / self.recent
         # a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come

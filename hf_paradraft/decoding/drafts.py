@@ -128,7 +128,7 @@ class DraftBuilder:
             return None
         return self.config.tree_size
 
-    def _is_free(self, size: TreeSize) -> bool:
+    def is_free(self, size: TreeSize) -> bool:
         """Tell whether a draft's number of nodes is chosen by what is worth its time."""
         return size == "auto" or (size is None and self.adaptive)
 
@@ -182,7 +182,7 @@ class DraftBuilder:
                 tree = growing[index] = GrowingDraft(
                     guess, prefix, processor, nodes, self.vocab_size, self.draws
                 )
-                if self._is_free(size):
+                if self.is_free(size):
                     tree.calibration, tree.least = self.budget.calibration, self.budget.least
         if growing:
             grow(growing, len(prefixes), self.budget, self.adaptive, begun, self._ask)
@@ -248,7 +248,7 @@ class DraftBuilder:
             )
         if size is None:
             draft = part(draft, likely_path(draft))
-        if self._is_free(size):
+        if self.is_free(size):
             depths = draft.depths
             chances = (
                 numpy.array(draft.acceptance)
@@ -304,7 +304,7 @@ class DraftBuilder:
 
     def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:
         """Cut drafts to as many nodes as are worth their time, where their size is free."""
-        if not self._is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
+        if not self.is_free(size) or any(draft.prompt_rows is not None for draft in drafts):
             return drafts
         count = self.budget.size(
             [draft.path_probability for draft in drafts if len(draft)], draft_seconds

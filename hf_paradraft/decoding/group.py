@@ -13,7 +13,7 @@ from transformers import GenerationConfig
 
 from ..names import pad_token_of
 from ..protocol import Draft, Drafting, Observation, Prefix, Round
-from .budget import Budget
+from .budget import NODE_STEP, Budget
 from .call import Call
 from .checks import changes_its_scale
 from .drafts import DraftBuilder
@@ -67,19 +67,17 @@ class Group:
         """Give each sequence a draft; in a plain round, or where none has room, an empty one."""
         first = any(call.first for call in self.calls)
         rests = self.builder.may_rest and not first and self.budget.rest()
-        depth = (
-            self.builder.config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
-        )
+        config = self.builder.config
+        depth = config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
+        # a forward with more masks takes longer for each of several sequences
+        if self.builder.is_free(config.tree_size) and len(self.sequences) > 1:
+            depth = min(depth, self.budget.size_before + NODE_STEP)
         prefixes = [sequence.prefix(depth) for sequence in self.sequences]
         drafts, self.builder.asked = [self.nothing] * len(prefixes), False
         if any(prefix.room for prefix in prefixes):
             # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every
             # time.
-            spaces = (
-                None
-                if self.builder.config.compile
-                else [sequence.space for sequence in self.sequences]
-            )
+            spaces = None if config.compile else [sequence.space for sequence in self.sequences]
             drafts = self.shape(prefixes, verifier.branches and not first, spaces)
         deepest = max(draft.depth for draft in drafts)
         for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):

