@@ -14,7 +14,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(PYTEST) -n auto --dist loadgroup -m "not nightly"
 
-# The tests that take half a minute and more each.
+# The tests that take half a minute and more, and further cases of what `make test` has once.
 nightly: $(VENV)/installed
 	$(PYTEST) -n auto --dist loadgroup -m nightly
 
