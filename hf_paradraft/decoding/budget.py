@@ -109,7 +109,7 @@ class Budget:
         # little; and the rounds in these two
         self.spread, self.recent = PRIOR_SPREAD, 1.0
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
-        self.size_before = 1  # of the last draft that was cut
+        self.size_before = depth  # of the last draft that was cut, if any was
         self.drafted = False  # in the last round
 
     def begin(self) -> None:

@@ -119,3 +119,17 @@ def test_a_call_says_itself_how_many_tokens_it_wants(prompt):
     assert drafter.speculation_config.num_draft_tokens == 4
     with pytest.raises(ValueError, match="num_draft_tokens"):
         target.generate(prompt, max_new_tokens=4, assistant_model=drafter, num_assistant_tokens=-1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_chains_in_the_place_of_trees_have_all_their_tokens(rows):
+    """Rejection drafts chains where a tree would choose its size; a batch had five tokens of 12."""
+    target = tiny_model()
+    drafter = near_copy(target, 0.0)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        12, "auto", "rejection", never_slower=False, trace=True
+    )
+    ids = torch.arange(1, 5).expand(rows, -1)
+    options = {"do_sample": True, "max_new_tokens": 40, "eos_token_id": None}
+    target.generate(ids, assistant_model=drafter, **options)
+    assert max(len(one.drafted) for one in drafter.last_stats.trace) == 12

@@ -10,6 +10,7 @@ from checkpoints import config_of, with_mtp
 from lossless import assert_lossless
 from published import features_behind
 from safetensors.torch import load_file
+from tiny import make_tokenizer, tiny_model
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from transformers.cache_utils import MtpCache
 from transformers.generation.candidate_generator import MTPCandidateGenerator
@@ -312,3 +313,10 @@ def test_texts_shorter_than_the_layers_are_many(count):
             max_new_tokens=8,
             pad_token_id=0,
         )
+
+
+def test_tokenizers_are_compared_as_for_any_drafter():
+    target = tiny_model("qwen3")
+    drafter = hf_paradraft.MtpDrafter.from_target(target, new=True)
+    both = dict.fromkeys(("tokenizer", "assistant_tokenizer"), make_tokenizer())
+    assert_lossless(target, drafter, IDS, do_sample=False, max_new_tokens=8, **both)

@@ -40,10 +40,10 @@ NO_VERBS = {
 # from another folder, whose limit falls by as much.
 LIMITS = {
     "protocol": (2_407, 2_000),
-    "decoding": (26_328, 22_000),
+    "decoding": (26_326, 22_000),
     "copies": (3_978, 3_500),
     "rules": (5_247, 4_500),
-    "drafters": (59_884, 48_000),
+    "drafters": (59_943, 48_000),
     "pearl": (5_941, 5_500),
     "training": (23_351, 17_000),
     "integration": (7_285, 5_000),
@@ -55,9 +55,9 @@ LIMITS = {
     "demo": (2_047, 3_000),
     "elsewhere": (8_235, 7_000),
     "loop files": (25, 26),
-    "loop tokens": (25_000, 25_000),
+    "loop tokens": (24_998, 25_000),
     "package files": (206, 160),
-    "package tokens": (174_543, 140_000),
+    "package tokens": (174_600, 140_000),
 }
 
 

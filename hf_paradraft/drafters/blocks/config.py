@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..formats import deepspec, speculators, transformers, zlab
-from ..formats.layout import matching
+from ..formats.layout import DrafterConfig, matching
 from ..layers import sizes_of
 
 LAYOUTS = (
@@ -24,7 +24,7 @@ LAYOUTS = (
 )
 
 
-class BlockConfig(PreTrainedConfig):
+class BlockConfig(DrafterConfig):
     """A drafter of blocks.
 
     Attributes:

@@ -11,13 +11,13 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..formats import deepspec, safeai, speculators
-from ..formats.layout import matching
+from ..formats.layout import DrafterConfig, matching
 from ..layers import sizes_of
 
 LAYOUTS = (speculators.EAGLE3_LAYOUT, deepspec.EAGLE3_LAYOUT, safeai.EAGLE3_LAYOUT)
 
 
-class Eagle3Config(PreTrainedConfig):
+class Eagle3Config(DrafterConfig):
     """An autoregressive head on fused features, or its parallel relative.
 
     Attributes:

@@ -73,6 +73,17 @@ ROPE_KEYS = set(
 )
 
 
+class DrafterConfig(PreTrainedConfig):
+    """The fields of a drafter's config, which layouts fill in, and no others."""
+
+    has_no_defaults_at_init = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(kwargs))}.")
+        super().__post_init__()
+
+
 @dataclass(frozen=True)
 class Layout:
     """A publisher's way to write the drafters of a family.

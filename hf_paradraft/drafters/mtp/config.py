@@ -9,13 +9,13 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...outer_names import experts_of
-from ..formats.layout import check_described
+from ..formats.layout import DrafterConfig, check_described
 from ..formats.speculators import layers_of
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
 
-class MtpConfig(PreTrainedConfig):
+class MtpConfig(DrafterConfig):
     """MTP layers.
 
     Attributes:
@@ -33,6 +33,11 @@ class MtpConfig(PreTrainedConfig):
     bare: bool = False
     num_draft_tokens: int | None = None
     layout: str = "speculators"
+
+    @property
+    def vocab_size(self) -> int:
+        """V, of the target."""
+        return self.target.vocab_size
 
     @property
     def layer(self) -> PreTrainedConfig:
