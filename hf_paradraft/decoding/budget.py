@@ -50,7 +50,7 @@ class RowLatency:
 
         Beyond the largest number that was measured the last slope goes on.
         """
-        # of the last two; of a single one the sum of nothing (numpy has no type for this diff)
+        # Between the last two points; 0 for a single one. numpy's types know no diff of lists.
         slope = (numpy.diff(self.seconds[-2:]) / numpy.diff(self.rows[-2:])).sum()  # type: ignore[operator]
         beyond = numpy.maximum(0, rows - self.rows[-1])
         return numpy.interp(rows, self.rows, self.seconds) + max(0.0, slope) * beyond
@@ -109,7 +109,7 @@ class Budget:
         # little; and the rounds in these two
         self.spread, self.recent = PRIOR_SPREAD, 1.0
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
-        self.size_before = depth  # of the last draft that was cut, if any was
+        self.size_before = depth  # nodes of the last draft that was cut; K before any was
         self.drafted = False  # in the last round
 
     def begin(self) -> None:
