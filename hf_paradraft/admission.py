@@ -17,6 +17,7 @@ from .copies import copies_of
 from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
 from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused
+from .decoding.joining import leave_early
 from .decoding.latency import row_latency
 from .names import (
     BaseStreamer,
@@ -184,7 +185,11 @@ def admit(
     )
     in_step = InStep(logits_processor) if together and len(input_ids) > 1 else None
     return Terms(
-        rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model)
+        rule,
+        copies_of(drafter, rule.draws is not None),
+        in_step,
+        partial(budget_of, model),
+        leave_early,
     )
 
 
@@ -208,5 +213,11 @@ def budget_of(
         use: what else calls may differ in.
     """
     latency = row_latency(model) if decides else RowLatency([1], [1.0])
-    key = depth, batch_size, *latency.seconds, *use
-    return of_pair(model, drafter).setdefault(key, Budget(latency, depth, batch_size, row_counts))
+    key = depth, *latency.seconds, *use
+    budgets = of_pair(model, drafter).setdefault(key, {})
+    if batch_size not in budgets:
+        known = next(iter(budgets.values()), None)
+        budgets[batch_size] = (
+            known.for_batch(batch_size) if known else Budget(latency, depth, batch_size, row_counts)
+        )
+    return budgets[batch_size]

@@ -268,7 +268,7 @@ def _budget(
     row_counts: abc.Sequence[int] | None,
     batch_size: int,
 ) -> Budget:
-    """Look up the budget of so many sequences."""
+    """Look up the budget of so many sequences, rounded up to a power of two."""
     rule = terms.rule
     automatic = config.tree_size == "auto" and branches and rule.draws is None
     depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)
@@ -277,7 +277,7 @@ def _budget(
         drafter,
         automatic or (config.never_slower and rule.rests),
         depth,
-        batch_size,
+        1 << (batch_size - 1).bit_length(),
         row_counts,
         *use,
     )

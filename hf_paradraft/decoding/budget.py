@@ -6,7 +6,8 @@ made as fast as it can be by itself, the worst ones would get the largest trees.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -59,9 +60,9 @@ class RowLatency:
 class Recent(deque[float]):
     """The median of a figure's last nine values, which one disturbed round does not move."""
 
-    def __init__(self, value: float):
-        super().__init__(maxlen=9)
-        self.unseen = value
+    def __init__(self, values: Iterable[float] = (), maxlen: int | None = 9, unseen: float = 0.0):
+        super().__init__(values, maxlen)
+        self.unseen = unseen
 
     def __call__(self) -> float:
         """Return the median of the last values, or the initial value before any."""
@@ -88,12 +89,12 @@ class Budget:
         row_counts: Sequence[int] | None = None,
     ):
         self.latency, self.batch_size, self.row_counts = latency, batch_size, row_counts
-        self.factor = Recent(1.0)  # seconds of verifying ÷ the table's
-        self.draft = Recent(0.25 * float(latency(1)))  # seconds
-        self.overhead = Recent(0.0)  # seconds of a round without drafting and verifying
+        self.factor = Recent(unseen=1.0)  # seconds of verifying ÷ the table's
+        self.draft = Recent(unseen=0.25 * float(latency(1)))  # seconds
+        self.overhead = Recent()  # seconds of a round without drafting and verifying
         # seconds of plain rounds ÷ those that this model of the cost gives them
-        self.plain = Recent(1.0)
-        self.step = Recent(0.0)  # seconds of one more level of a growing tree
+        self.plain = Recent(unseen=1.0)
+        self.step = Recent()  # seconds of one more level of a growing tree
         # tokens that such levels brought ÷ those that were expected
         self.kept_promises = deque[float]([1.0], maxlen=33)
         # decayed, by depth from 1
@@ -103,7 +104,7 @@ class Budget:
         self.odds: Any = (
             None  # rules.race.Odds, of the drafter's tokens, where the target's noise is known
         )
-        # lately, useful tokens per second of drafted rounds
+        # lately, tokens per second of drafted rounds
         self.pace = PRIOR_SPEEDUP / self.plain_seconds
         # likewise, what a text's drafts brought, squared: where it is luck, few rounds decide
         # little; and the rounds in these two
@@ -111,6 +112,14 @@ class Budget:
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
         self.size_before = depth  # nodes of the last draft that was cut; K before any was
         self.drafted = False  # in the last round
+
+    def for_batch(self, batch_size: int) -> "Budget":
+        """Make the budget of another batch size, which begins with what this one has learned."""
+        other = deepcopy(self)
+        other.batch_size = batch_size
+        other.tokens = other.seconds = 0.0
+        other.pace = self.gain / other.plain_seconds
+        return other
 
     def begin(self) -> None:
         """Begin a call, whose texts may be others; a debt of earlier ones is still to be paid."""
@@ -259,14 +268,13 @@ class Budget:
         drafting = min(self.draft(), record.draft_seconds)
         plain = self.plain_seconds / (verifying + drafting)
         self.recent = RECENT_DECAY * self.recent + 1
-        useful = 1 + record.share * (emitted - 1)
-        self.pace += (useful / (verifying + drafting) - self.pace) / self.recent
+        self.pace += (emitted / (verifying + drafting) - self.pace) / self.recent
         brought = fmean((len(part.emitted) - 1) ** 2 for part in record.sequences)
         self.spread += (brought * plain**2 - self.spread) / self.recent
         # a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come
         if not before:
             drafting = record.draft_seconds
-        self.debt = max(0.0, self.debt + (verifying + drafting) / self.plain_seconds - useful)
+        self.debt = max(0.0, self.debt + (verifying + drafting) / self.plain_seconds - emitted)
 
     def _judge(self, record: Round) -> None:
         """Learn what was accepted, by depth, and what had been promised."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -25,10 +24,6 @@ from .budget import Budget, RowLatency
 from .sequence import Ends, Sequence, by_step, padded
 from .verify import Verifier
 
-FAIR_TOKENS = (
-    4.0  # that drafts are thought to have brought each text of a batch, before they brought any
-)
-
 
 def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
     """Make a budget that knows of no other call, and of no costs.
@@ -36,6 +31,10 @@ def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
     Arguments are as for `hf_paradraft.admission.budget_of`.
     """
     return Budget(RowLatency([1], [1.0]), *sizes[:3])
+
+
+def stay(batch: Any) -> None:
+    """Let all sequences stay in a batch until its end."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,7 @@ class Terms:
         in_step: takes the tokens of a batch step by step (`hf_paradraft.rules.in_step`); None: each
             text goes at its own pace.
         budget_of: looks up what calls share of times and acceptance.
+        leave: lets sequences that have ended leave the batch, between two rounds.
         generator: of the call's draws alone; None: torch's.
         read: tokens that the cache holds of a call before, which the drafter has read too; 0: none
             are known to be.
@@ -57,6 +57,7 @@ class Terms:
     copies: Any = None
     in_step: Any = None
     budget_of: Callable[..., Budget] = unshared_budget
+    leave: Callable[[Any], Any] = stay
     generator: torch.Generator | None = None
     read: int = 0
 
@@ -182,17 +183,6 @@ class Call:
             for index, sequence in enumerate(self.sequences)
             if sequence.accepted is not None and sequence.emitted
         ]
-
-    @property
-    def share(self) -> float:
-        """The share of the drafts' tokens that brings the end of the call nearer.
-
-        The call ends with its slowest text.
-        """
-        gained = [
-            s.length - self.begin - self.stats.num_rounds for s in self.sequences if not s.finished
-        ]
-        return (min(gained) + FAIR_TOKENS) / (fmean(gained) + FAIR_TOKENS) if gained else 1.0
 
     def break_off(self) -> None:
         """Crop every row of the caller's cache to one length after an exception.

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from statistics import fmean
 
 from torch import LongTensor, Tensor
 from transformers import GenerationConfig
 
 from ..names import pad_token_of
 from ..protocol import Draft, Drafting, Observation, Prefix, Round
-from .budget import NODE_STEP, Budget
+from .budget import Budget
 from .call import Call
 from .checks import changes_its_scale
 from .drafts import DraftBuilder
@@ -71,7 +70,7 @@ class Group:
         depth = config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
         # a forward with more masks takes longer for each of several sequences
         if self.builder.is_free(config.tree_size) and len(self.sequences) > 1:
-            depth = min(depth, self.budget.size_before + NODE_STEP)
+            depth = min(depth, self.budget.size_before + 1)
         prefixes = [sequence.prefix(depth) for sequence in self.sequences]
         drafts, self.builder.asked = [self.nothing] * len(prefixes), False
         if any(prefix.room for prefix in prefixes):
@@ -197,4 +196,4 @@ class Group:
                 whole.reads_prompt = whole.reads_prompt or call.first
                 call.record(replace(whole, sequences=parts, reads_prompt=call.first))
         if whole.sequences:
-            self.budget.observe(replace(whole, share=fmean(call.share for call in self.calls)))
+            self.budget.observe(whole)

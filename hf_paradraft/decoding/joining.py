@@ -47,7 +47,9 @@ def leave(batch: Batch) -> list[Call]:
         The calls that are over.
     """
     going_on = [row for row, sequence in enumerate(batch.sequences) if not sequence.finished]
-    if going_on and len(going_on) < len(batch.sequences):
+    if len(going_on) == len(batch.sequences):
+        return []
+    if going_on:
         verifier = batch.verifier
         select_cache(verifier.cache, going_on)
         if verifier.states is not None:
@@ -60,24 +62,29 @@ def leave(batch: Batch) -> list[Call]:
     batch.sequences = [batch.sequences[row] for row in going_on]
     over = [call for call in batch.calls if call.finished]
     batch.calls = [call for call in batch.calls if not call.finished]
-    for group in batch.groups if over else ():
+    for group in batch.groups:
         _leave_group(group)
     batch.groups = [group for group in batch.groups if group.calls]
     for call in over:
         call.end()
-    _count(batch, bool(over))
+    _count(batch)
     return over
 
 
-def _count(batch: Batch, learns: bool = True) -> None:
-    """Tell each sequence its place, and use the budgets learned for this batch size.
+def leave_early(batch: Batch) -> None:
+    """Let texts of the only call that have ended go before the others, where its cache ends too."""
+    [call] = batch.calls
+    whole = call.hands_back or call.finished or call.terms.in_step is not None
+    if not whole and batch.verifier.branches and batch.verifier.cache.num_slots is None:
+        leave(batch)
 
-    The size is rounded up to a power of two.
-    """
+
+def _count(batch: Batch) -> None:
+    """Tell each sequence its place, and use the budgets learned for this batch size."""
     for place, sequence in enumerate(batch.sequences):
         sequence.place = place
-    for group in batch.groups if learns else ():
-        budget = group.budget_for(1 << (len(batch.sequences) - 1).bit_length())
+    for group in batch.groups:
+        budget = group.budget_for(len(batch.sequences))
         if budget is not group.budget:  # which may rest from what it learned of texts that are over
             budget.begin()
         group.builder.budget = budget
@@ -97,12 +104,7 @@ def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
             "use_cache",
             "logits_to_keep",
         }
-        if (
-            one.reads_prompt
-            or one.row_counts is not None
-            or one.cache.num_slots is not None
-            or more
-        ):
+        if one.reads_prompt or one.cache.num_slots is not None or more:
             raise ValueError(
                 "Sequences join others after their prompts, in dynamic caches, and with nothing "
                 "but ids: this call has to be served by itself."
@@ -126,13 +128,19 @@ def _join_groups(group: Group, other: Group) -> bool:
 
 
 def _leave_group(group: Group) -> None:
-    """Let the sequences of calls that are over go."""
+    """Let the sequences that have ended go; those of one call may stay until it is over."""
+    over = any(call.finished for call in group.calls)
     group.calls = [call for call in group.calls if not call.finished]
-    going_on = [row for row, sequence in enumerate(group.sequences) if not sequence.call.finished]
+    going_on = [row for row, sequence in enumerate(group.sequences) if not sequence.finished]
     if len(going_on) == len(group.sequences):
         return
     if going_on:
-        group.drafting.select(going_on)
+        try:
+            group.drafting.select(going_on)
+        except NotImplementedError:  # it guesses for all of a call's sequences, or none
+            if over:
+                raise
+            return
         if group.builder.copies is not None:
             group.builder.copies.select(going_on)
     else:

@@ -118,6 +118,7 @@ def speculative_decoding(
             with decodes(model):
                 while not call.finished:
                     step(batch)
+                    call.terms.leave(batch)
     except BaseException:
         call.break_off()
         raise

@@ -67,14 +67,11 @@ class Shortlist:
             or down.shape != up.T.shape
             or down.ndim != 2
             or down.shape[1] != hidden_size
+            or not bool(down.isfinite().all() and up.isfinite().all())
         ):
             raise ValueError(
-                f"{folder / FILE} does not fit states of {hidden_size} numbers: remove it, or save "
-                "the drafter again."
-            )
-        if not bool(down.isfinite().all() and up.isfinite().all()):
-            raise ValueError(
-                f"{folder / FILE} is not of finite numbers: remove it, or save the drafter again."
+                f"{folder / FILE} does not fit states of {hidden_size} finite numbers: remove it, "
+                "or save the drafter again."
             )
         return cls(down, up)
 

@@ -328,16 +328,11 @@ class Verifier:
         Over recurrent states, texts that lack equally many are read at a time.
         """
         nothing = [Draft.chain(text[:0]) for text in texts]
-        for count in (
-            sorted({some for some in counts if some > 0})
-            if self.states is not None
-            else [max(counts)]
-        ):
-            wanted = (
-                [count if lacks == count else 0 for lacks in counts]
-                if self.states is not None
-                else counts
-            )
+        runs = [counts]
+        if self.states is not None:
+            different = sorted({count for count in counts if count > 0})
+            runs = [[count * (lacks == count) for lacks in counts] for count in different]
+        for wanted in runs:
             triples = zip(texts, self.cache.lengths, wanted, strict=True)
             self._run([text[length : length + some] for text, length, some in triples], nothing)
             self._keep([[*range(some)] for some in wanted])

@@ -40,7 +40,6 @@ class Round:
         asked: whether the drafter was asked for guesses; copies and plain rounds do without.
         reads_prompt: whether the forward read the prompt too, whose time says nothing of other
             rounds.
-        share: of drafts' tokens, those that bring the end nearer: a batch ends with its last text.
     """
 
     sequences: list[SequenceRound]
@@ -50,7 +49,6 @@ class Round:
     hidden_seconds: float = 0.0
     asked: bool = True
     reads_prompt: bool = False
-    share: float = 1.0
 
 
 @dataclass

@@ -70,6 +70,34 @@ def test_every_sequence_gets_what_it_gets_alone(name, prompts, new, depth, size,
         assert set(answer[len(alone) :]) <= {0}
 
 
+@pytest.mark.parametrize("keeps_cache", [False, True])
+@pytest.mark.parametrize("drafter", [PAIRS["llama"][1], NgramDrafter()])
+def test_texts_that_ended_leave_the_forward(drafter, keeps_cache):
+    """They stay where the caller sees the cache, which is plain decoding's."""
+    target, _ = PAIRS["llama"]
+    ids = torch.tensor(prompts_of([5] * 4))
+    options = {
+        "attention_mask": torch.ones_like(ids),
+        "do_sample": False,
+        "max_new_tokens": 40,
+        "pad_token_id": 0,
+        "return_dict_in_generate": keeps_cache,
+    }
+    end = int(target.generate(ids, **options | {"return_dict_in_generate": False})[0, 9])
+    plain = target.generate(ids, eos_token_id=end, **options)
+    rows = []
+    table = target.get_input_embeddings()
+    hook = table.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    drafted = target.generate(ids, eos_token_id=end, assistant_model=drafter, **options)
+    hook.remove()
+    if keeps_cache:
+        assert rows[-1] == 4
+        plain, drafted = plain.sequences, drafted.sequences
+    else:
+        assert rows[-1] < 4
+    assert torch.equal(plain, drafted)
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("tree_size", [None, 12])
 def test_batches_of_any_size_are_lossless(batch_size, tree_size):

@@ -124,12 +124,9 @@ def test_it_is_saved_beside_the_weights_and_not_exported(tmp_path):
     target.save_pretrained(tmp_path / "target")
     export(tmp_path / "drafter", tmp_path / "for-vllm", Engine.vllm, str(tmp_path / "target"))
     assert not (tmp_path / "for-vllm" / FILE).exists()
-    bad = {"shape": torch.zeros(6, HIDDEN - 1), "numbers": torch.full((6, HIDDEN), torch.nan)}
-    for what, down in bad.items():
+    for down in (torch.zeros(6, HIDDEN - 1), torch.full((6, HIDDEN), torch.nan)):
         save_file({"down": down, "up": down.T.contiguous()}, tmp_path / "drafter" / FILE)
-        with pytest.raises(
-            ValueError, match="states of 32 numbers" if what == "shape" else "finite numbers"
-        ):
+        with pytest.raises(ValueError, match="states of 32 finite numbers"):
             hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter")
 
 
