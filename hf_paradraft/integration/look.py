@@ -8,25 +8,20 @@ again with drafts of its own tokens, and logits are compared.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import json
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.constants import HF_HOME
 from peft.tuners.lora.variants import ALoraLinearVariant
 from torch import LongTensor, Tensor
 from torch.nn.modules import module as torch_module
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, __version__
+from transformers import GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.utils import logging
 
 from ..decoding.checks import Refused
 from ..decoding.loop import speculative_decoding
 from ..drafters.feature_drafter import FeatureDrafter
-from ..hardware import device_name, input_device
+from ..hardware import input_device
 from ..names import ChangedTransformers, attention_of, is_foreign
 from ..notes import notes_on
 from ..outer_names import attention_function, plain_decoding
@@ -51,7 +46,6 @@ STEPS, TIMES = 2.0, 6.0
 # steps apart
 WORST = 2.0
 PACKED = 0.1  # of the spread, at most, for kernels that differ by the number of rows
-FOLDER = Path(HF_HOME) / "paradraft" / "reads"
 PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
 PLAIN_VALUES = bool | int | float | str | None
 LOOKS = 64  # verdicts that are kept of a target
@@ -59,30 +53,6 @@ logger = logging.get_logger(__name__)
 OURS = "hf_paradraft."  # hooks of calls in other threads
 CANNOT = "cannot decode a short text"
 _count = itertools.count()
-
-
-def _file(model: PreTrainedModel, several: bool) -> Path:
-    """Name the file that marks a model as sound.
-
-    The name is made of everything that decides how the model reads: its code and its config, not
-    its weights.
-    """
-    config = {**model.config.to_dict(), "_name_or_path": None}
-    versions = __version__, torch.__version__, device_name(input_device(model))
-    parts = sorted(
-        {
-            type(part).__name__
-            for module in model.modules()
-            for part in (module, vars(module).get("_hf_hook"))
-        }
-    )
-    key = type(model).__name__, config, str(model.dtype), attention_of(model), parts, *versions
-    return (
-        FOLDER
-        / hashlib.sha256(
-            json.dumps([*key, several], sort_keys=True, default=str).encode()
-        ).hexdigest()[:24]
-    )
 
 
 class OracleDrafter(Drafter, Drafting):
@@ -122,7 +92,7 @@ class OracleDrafter(Drafter, Drafting):
         return guesses
 
 
-def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
+def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
     """Describe everything but weights and inputs that decides what a forward of `model` does now.
 
     It may have changed since the last call: wrappers put methods over those of the class, hooks
@@ -130,12 +100,11 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
     training mode may draw random numbers.
 
     Returns:
-        The classes of its parts and, for each part that is not as its class made it, its index and
-        what is different; whether anything is not as its class made it; whether any code is of
+        The forwards of the classes of its parts, hooks of every module, for each part its hooks,
+        own methods, mode and switches, and the functions around the model; whether any code is of
         others than `KNOWN`.
     """
     kinds: set[Any] = set(map(type, model.modules()))
-    changed: list[tuple] = []
     strange = set(filter(is_foreign, kinds))
     everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
     functions = [
@@ -143,8 +112,10 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
         for function in (attention_function(model), plain_decoding(model))
         if function is not None
     ]
-    others = any(map(is_foreign, (*everywhere.values(), *functions)))
-    for index, part in enumerate(model.modules()):
+    forwards = [kind.forward for kind in kinds]
+    others = any(map(is_foreign, (*everywhere.values(), *functions, *forwards)))
+    parts: list[tuple] = []
+    for part in model.modules():
         own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
         hooks = {
             handle: hook
@@ -157,21 +128,17 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool, bool]:
         foreign = type(part) in strange or any(
             map(is_foreign, (*hooks.values(), *methods.values()))
         )
-        if hooks or methods or part.training or foreign:
-            identities = tuple((name, _identity(method)) for name, method in methods.items())
-            changed.append(
-                (index, tuple(hooks), identities, part.training, _switches(own) if foreign else ())
-            )
+        identities = tuple((name, _identity(method)) for name, method in methods.items())
+        switches = _switches(own) if foreign else ()
+        parts.append((tuple(hooks), identities, part.training, switches))
         others |= foreign
-    forwards = {kind: _identity(kind.forward) for kind in kinds}
     how = (
-        frozenset(forwards.items()),
+        frozenset((kind, _identity(kind.forward)) for kind in kinds),
         tuple(everywhere),
-        tuple(changed),
+        tuple(parts),
         tuple(map(_identity, functions)),
     )
-    others |= any(is_foreign(kind.forward) for kind in kinds)
-    return how, bool(changed or everywhere or others or any(map(_is_patched, kinds))), others
+    return how, others
 
 
 def _switches(own: dict[str, Any]) -> tuple:
@@ -184,12 +151,6 @@ def _switches(own: dict[str, Any]) -> tuple:
         (name, value if isinstance(value, bool | float | str) else type(value))
         for name, value in given.items()
     )
-
-
-def _is_patched(kind: type) -> bool:
-    """Tell whether a class has a forward from elsewhere in the place of its own."""
-    owner: Any = next(base for base in kind.__mro__ if "forward" in vars(base))
-    return getattr(owner.forward, "__module__", None) != owner.__module__
 
 
 def _covers(value: Any, owner: type, name: str) -> bool:
@@ -220,9 +181,8 @@ def check_reads(
 ) -> None:
     """Refuse a target whose texts would be others with a drafter.
 
-    It is looked at once as it is called now (`as_called`), and, if nothing is wrapped around it,
-    once in all processes. With code of others it is looked at once for each doubling of the text's
-    length, for such code may begin to act anywhere.
+    It is looked at once as it is called now (`as_called`). With code of others it is looked at once
+    for each doubling of the text's length, for such code may begin to act anywhere.
 
     Args:
         model: the target.
@@ -247,23 +207,18 @@ def check_reads(
             "the end of each forward, which a draft moves: generate without a drafter."
         )
     faults = notes_on(model).setdefault("faults", {})
-    called, changed, others = as_called(model)
+    called, others = as_called(model)
     text = _text_of(model, text, limit) if others and not needs_more else None
     how = several, model.dtype, attention_of(model), called, None if text is None else len(text)
     if how not in faults:
-        file = None if changed else _file(model, several)
-        if any(hooks for _, hooks, *_ in called[2]):
+        if any(hooks for hooks, *_ in called[2]):
             logger.warning_once(
                 "This target has hooks of others: they see a short text too, by which it is looked "
                 "at."
             )
-        fault = "" if file is not None and file.exists() else _fault(model, several, text)
+        fault = _fault(model, several, text)
         if fault is None:
             return
-        if not fault and file is not None:
-            with suppress(OSError):
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.touch()
         if len(faults) >= LOOKS:  # hooks that each call registers anew
             faults.clear()
         faults[how] = fault
@@ -364,6 +319,8 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
     if several:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
         mask[1, :PADDED] = 0
+    read = "padded prompts" if several else "drafts"
+    misread = f"does not read {read} as it reads tokens one by one"
     generator, decodes = generator_of(device), False
     # What its own config says of decoding is for texts of others, and other threads may decode with
     # it meanwhile.
@@ -394,11 +351,7 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         except Exception as error:  # whatever a model raises that was not written for drafts
             if isinstance(error, Refused):
                 return None
-            return (
-                f"does not read {_read(several)}"
-                if decodes
-                else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
-            )
+            return misread if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
         # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text
         finally:
             for had, values in zip(own, kept, strict=True):
@@ -409,32 +362,24 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         return ""
     # after two tokens that differ texts are others
     same = (texts == other)[:, ids.shape[1] - 1 : -1].cumprod(-1).bool()
-    plain, drafted, again = (logits[same] for logits in (plain, drafted, again[: len(plain)]))
-    if not torch.equal(plain.isinf(), drafted.isinf()):
-        return f"does not read {_read(several)}"
-    plain, again, drafted = (
-        logits.masked_fill(logits.isinf(), 0.0) for logits in (plain, again, drafted)
-    )
+    barred = plain.isinf()
+    if not torch.equal(barred[same], drafted.isinf()[same]):
+        return misread
+    spread = plain.masked_fill(barred, 0.0).std(-1)
     noise, apart = (
-        torch.full(same.shape, torch.nan, dtype=torch.float32, device=device) for _ in range(2)
+        (
+            (plain - logits).masked_fill(barred | logits.isinf(), 0.0).square().mean(-1).sqrt()
+            / spread
+        ).masked_fill(~same, torch.nan)
+        for logits in (again[: len(plain)], drafted)
     )
-    for distance, logits in ((noise, again), (apart, drafted)):
-        distance[same] = ((plain - logits).square().mean(-1).sqrt() / plain.std(-1)).float()
     allowed = max(
         _rounding(model),
         min(TIMES * float(noise.nanmedian().nan_to_num()), PACKED) if text is None else 0.0,
     )
     typical = apart[:, 1:].nanmedian(-1).values.nan_to_num().max()  # the first is the prompt's
     worst = apart.nan_to_num().max()
-    return (
-        ""
-        if bool(typical <= allowed and worst <= WORST * allowed)
-        else f"does not read {_read(several)}"
-    )
-
-
-def _read(several: bool) -> str:
-    return f"{'padded prompts' if several else 'drafts'} as it reads tokens one by one"
+    return "" if bool(typical <= allowed and worst <= WORST * allowed) else misread
 
 
 def _rounding(model: PreTrainedModel) -> float:

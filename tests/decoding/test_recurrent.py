@@ -28,7 +28,6 @@ import hf_paradraft
 from hf_paradraft.decoding import verify
 from hf_paradraft.decoding.cache import empty_cache
 from hf_paradraft.drafters.causal import read_with_masks
-from hf_paradraft.integration import look
 from hf_paradraft.integration.look import check_reads
 
 
@@ -280,8 +279,7 @@ def test_a_recurrent_drafter_in_transformers_own_loop(name, prompt, monkeypatch)
     assert_lossless(target, drafter, prompt, max_new_tokens=30, eos_token_id=None)
 
 
-def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch, tmp_path):
-    monkeypatch.setattr(look, "FOLDER", tmp_path)
+def test_a_trial_that_ran_out_of_memory_decides_nothing(prompt, monkeypatch):
     target, drafter = target_of("qwen3_next"), near_copy(tiny_model())
     with monkeypatch.context() as patch:
         patch.setattr(

@@ -115,11 +115,10 @@ def test_mrope_targets_are_lossless():
     reads_images_alone(target, inputs)
 
 
-def test_a_look_at_a_target_leaves_no_traces(monkeypatch):
+def test_a_look_at_a_target_leaves_no_traces():
     """The short text's positions took the place of the image's, and the next turn of a chat had
     another text.
     """
-    monkeypatch.setattr("hf_paradraft.integration.look._file", lambda *_: None)
     target, inputs = mrope_target()
     options = {
         "do_sample": False,
