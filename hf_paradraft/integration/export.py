@@ -1,19 +1,29 @@
-"""Make a drafter's folder for another engine."""
+"""Make a drafter's folder for another engine, checked for what that engine trips over."""
 
+import json
+import shlex
+import shutil
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
+from torch import nn
 
 from ..drafters import kind_of
 from ..drafters.feature_drafter import FeatureDrafter
+from ..drafters.formats.files import unpickled
 from ..drafters.formats.folder import DrafterFolder
 from ..drafters.pard.model import PardDrafter
-from ..files import local_folder
+from ..drafters.pard.pard2 import FILE, PICKLE
+from ..files import FILES, local_folder
 from ..training.output import replace_model
-from ..training.target import is_packed, open_model, open_tokenizer
-from .feature_export import export_features
-from .pard_export import export_pard
+from ..training.target import config_of, is_packed, open_model, open_tokenizer, refuse_packed
+
+# vLLM takes a drafter for another kind if one of these is in its path.
+MISREAD = ("eagle-", "eagle3", "dflash", "dspark")
+KINDS = ("dflash", "dspark", "eagle3")  # that vLLM reads in the speculators layout
 
 
 class Engine(StrEnum):
@@ -60,13 +70,13 @@ def export(
     folder = DrafterFolder(local_folder(source, {}, also=("*.bin",)))
     kind = kind_of(folder)
     if issubclass(kind, PardDrafter):
-        return export_pard(kind, folder, output, str(engine), target, pad)
+        return _export_pard(kind, folder, output, engine, target, pad)
     if issubclass(kind, FeatureDrafter):
         if pad:
             raise ValueError(
                 f"A {kind.title} guesses ids of its target's already: leave out --pad."
             )
-        return export_features(kind, folder, output, str(engine), target)
+        return _export_features(kind, folder, output, engine, target)
     raise ValueError(
         f"A {kind.title} is of use in transformers alone, and there as it is: it has no other form."
     )
@@ -83,3 +93,140 @@ def _unpack(source: str | Path, output: Path) -> str:
 
     replace_model(output, save)
     return f"paradraft train mtp --target {output} --train-file answers.jsonl --output-dir my-layer"
+
+
+def _export_features(
+    kind: Any, folder: DrafterFolder, output: Path, engine: Engine, target: str | None
+) -> str:
+    """Write a drafter with the rows of the target's head that it guesses by.
+
+    The drafter guesses only a part of the target's tokens. Without these rows vLLM takes the
+    target's whole head, and the drafter's ids for rows of it: then nothing is accepted.
+    """
+    drafter = kind.load_folder(folder)
+    if (
+        engine != Engine.vllm
+        or kind.kind not in KINDS
+        or drafter.vocabulary is None
+        or drafter.head is not None
+    ):
+        raise ValueError(
+            f"This {kind.title} has no other form to be exported to: save_pretrained writes the "
+            "speculators layout, which vLLM reads where it serves that kind, and transformers "
+            "needs no export."
+        )
+    if target is None:
+        raise ValueError(
+            f"This {kind.title} guesses by rows of its target's head, which vLLM wants with it: "
+            "pass --target."
+        )
+    drafter.attach(open_model(target, dtype=drafter.dtype))
+    with torch.no_grad():
+        rows = drafter.shared.head.weight[drafter.vocabulary].clone()
+    drafter.shortlist = None  # vLLM would take its file for weights
+    drafter.head = nn.Linear(*reversed(rows.shape), bias=False)
+    drafter.head.weight = nn.Parameter(rows)
+    replace_model(output, drafter.save_pretrained)
+    count = drafter.speculation_config.num_draft_tokens
+    options = {"method": kind.kind, "model": str(output), "num_speculative_tokens": count}
+    return (
+        f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(json.dumps(options))}"
+    )
+
+
+def _export_pard(
+    pard: Any, folder: DrafterFolder, output: Path, engine: Engine, target: str | None, pad: bool
+) -> str:
+    """Export a PARD drafter, or a PARD-2 one, whose pickled projection becomes safetensors."""
+    if engine == Engine.vllm and (
+        wrong := next((word for word in MISREAD if word in str(output.resolve()).lower()), None)
+    ):
+        raise ValueError(
+            f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose "
+            "another folder."
+        )
+    if folder.config.get("pard2") or folder.config.get("spd_type") == "pard2":
+        return _convert_pard2(folder.path, output, engine)
+    drafter = pard.load_folder(folder, dtype="auto")
+    if target is not None:
+        refuse_packed(target, "its config is read")
+        _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
+    tokenizer = open_tokenizer(folder.path)
+
+    def save(made: Path) -> None:
+        drafter.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+
+    replace_model(output, save)
+    unchecked = (
+        ""
+        if target or engine == Engine.transformers
+        else "# The vocabulary's size was not checked: --target was not given.\n"
+    )
+    return unchecked + _command(
+        engine,
+        target or "TARGET",
+        output,
+        drafter.speculation_config.num_draft_tokens,
+        drafter.mask_token_id,
+    )
+
+
+def _match_vocabulary(drafter: Any, wanted: int, engine: Engine, pad: bool) -> None:
+    have = drafter.config.get_text_config().vocab_size
+    if have == wanted or (engine == Engine.transformers and not pad):
+        return
+    if have > wanted:
+        raise ValueError(
+            f"The drafter's vocabulary of {have} is larger than the target's of {wanted}, which "
+            f"{engine} refuses."
+        )
+    if not pad:
+        raise ValueError(
+            f"{engine} wants equal vocabularies, but the drafter's has {have} and the target's "
+            f"{wanted}: add --pad."
+        )
+    drafter.resize_token_embeddings(wanted, mean_resizing=False)
+
+
+def _convert_pard2(folder: Path, output: Path, engine: Engine) -> str:
+    if engine != Engine.transformers:
+        raise ValueError(
+            f"{engine} has no PARD-2 yet; --format transformers converts the repository's files."
+        )
+    weights = unpickled(folder / PICKLE) if (folder / PICKLE).exists() else {}
+
+    def save(made: Path) -> None:
+        for file in {file for pattern in FILES for file in folder.glob(pattern)}:
+            shutil.copy2(file, made)
+        if weights:
+            tensors = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
+            save_file(tensors, made / FILE)
+
+    replace_model(output, save)
+    missing = (
+        ""
+        if weights
+        else f" It came without {PICKLE}: it can only draft without the target's features."
+    )
+    return f"# A PARD-2 drafter in safetensors.{missing}"
+
+
+def _command(
+    engine: Engine, target: str, output: Path, num_draft_tokens: int, mask_token_id: int
+) -> str:
+    if engine == Engine.vllm:
+        options = {"method": "draft_model", "parallel_drafting": True, "model": str(output)}
+        config = json.dumps({**options, "num_speculative_tokens": num_draft_tokens})
+        return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(config)}"
+    if engine == Engine.trtllm:
+        return (
+            "from tensorrt_llm import LLM\nfrom tensorrt_llm.llmapi import PARDDecodingConfig\n"
+            f"speculation = PARDDecodingConfig(max_draft_len={num_draft_tokens}, "
+            f'speculative_model="{output}", mask_token_id={mask_token_id})\n'
+            f'llm = LLM("{target}", speculative_config=speculation)'
+        )
+    return (
+        f'drafter = AutoDrafter.from_pretrained("{output}")\n'
+        "target.generate(**inputs, assistant_model=drafter)"
+    )
