@@ -162,11 +162,10 @@ def admit(
             "Speculative decoding does not collect attentions or hidden states: run "
             "model(sequences) for them afterwards."
         )
-    if (
-        rule.looks_ahead
-        and input_ids.shape[0] > 1
-        and not all(map(treats_rows_alike, logits_processor))
-    ):
+    # What may know the rows of a batch is shown all of them; and a criterion may draw, or write,
+    # where texts are drawn in turn.
+    knows_rows = not all(map(treats_rows_alike, logits_processor))
+    if rule.looks_ahead and input_ids.shape[0] > 1 and knows_rows:
         raise Refused(
             f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain "
             "decoding never sees, and a logits processor of this batch may know its rows: leave "
@@ -177,9 +176,6 @@ def admit(
             "Gradient checkpointing in training mode drops the target's cache, which drafts are "
             "verified with: call eval() or gradient_checkpointing_disable() before generate."
         )
-    # What may know the rows of a batch is shown all of them; and a criterion may draw, or write,
-    # where texts are drawn in turn.
-    knows_rows = not all(map(treats_rows_alike, logits_processor))
     together = knows_rows or (
         rule.in_turn and any(type(stop) not in BY_SEQUENCE for stop in stopping_criteria)
     )

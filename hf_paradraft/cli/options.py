@@ -90,7 +90,6 @@ MaxLength = Annotated[
 Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")
 ]
-Overwrite = Annotated[bool, typer.Option(help="Write into an output folder that has files.")]
 
 
 def sane_temperature(value: Any) -> Any:
