@@ -6,10 +6,12 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from shutil import copymode
 from typing import Any, ParamSpec, TypeVar
+from uuid import uuid4
 
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import (
@@ -346,15 +348,21 @@ def other_settings(made: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     return "; ".join(f"{name}: {made.get(name)} there, {settings.get(name)} now" for name in names)
 
 
+@contextmanager
+def whole(file: Path) -> Iterator[Path]:
+    """Yield a temporary file that replaces `file` after the block, whole or not at all."""
+    temporary = file.with_name(f".{file.name}.{uuid4().hex}.new")
+    try:
+        yield temporary
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_whole(file: Path, text: str) -> None:
     """Write a text file."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.new")
-    try:
+    with whole(file) as temporary:
         temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def write_json(file: Path, value: Any) -> None:

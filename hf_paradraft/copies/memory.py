@@ -10,13 +10,14 @@ from pathlib import Path
 from threading import Lock
 from time import sleep
 from typing import Any
-from uuid import uuid4
 
+import numpy
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import LongTensor
 
+from ..files import whole
 from .hash_chains import END, HashChains
 
 LARGEST = 24  # bits of a hash: 128 MiB of table
@@ -54,7 +55,6 @@ class Memory:
                 f"max_tokens={max_tokens}: a memory holds more than {self.RUN} tokens."
             )
         self.max_tokens, self.remember = max_tokens, remember
-        self._largest = -1, -1  # id, and the place where it stood last
         self._chains = HashChains(
             self.RUN, max_tokens, 1 << min(max(10, max_tokens.bit_length()), LARGEST)
         )
@@ -85,19 +85,12 @@ class Memory:
         A target with a smaller vocabulary cannot copy from here.
         """
         with self._lock:
-            tokens, oldest = self._chains.tokens, self._chains.end - len(self._chains.tokens)
-            if self._largest[1] < oldest:  # it has been written over
-                places = range(oldest, self._chains.end)
-                self._largest = max(
-                    ((tokens[place % self.max_tokens], place) for place in places), default=(-1, -1)
-                )
-            return self._largest[0]
+            return int(numpy.asarray(self._chains.tokens).max(initial=-1))
 
     def clear(self) -> None:
         """Forget all texts."""
         with self._adding, self._lock:
             self._chains = HashChains(self.RUN, self.max_tokens, len(self._chains.newest))
-            self._largest = -1, -1
 
     def add(self, ids: Sequence[int] | LongTensor) -> None:
         """Add a text. Of one that is longer than the memory its end is kept.
@@ -124,7 +117,6 @@ class Memory:
             for begin in range(0, len(tokens), PIECE):  # calls look things up between two pieces
                 with self._lock:
                     for token in tokens[begin : begin + PIECE]:
-                        self._largest = max(self._largest, (token, self._chains.end))
                         self._chains.append(token)
                 sleep(PAUSE)
 
@@ -168,17 +160,9 @@ class Memory:
         """Write the texts to a safetensors file, whole or not at all."""
         with self._lock:
             kept = self._chains.last(len(self))
-        file = Path(file).expanduser()
-        new = file.with_name(f".{file.name}.{uuid4().hex}")
-        try:
-            save_file(
-                {"tokens": torch.tensor(kept, dtype=torch.int32, device="cpu")},
-                new,
-                metadata={"max_tokens": str(self.max_tokens)},
-            )
-            new.replace(file)
-        finally:
-            new.unlink(missing_ok=True)
+        tokens = torch.tensor(kept, dtype=torch.int32, device="cpu")
+        with whole(Path(file).expanduser()) as new:
+            save_file({"tokens": tokens}, new, metadata={"max_tokens": str(self.max_tokens)})
 
     @classmethod
     def load(cls, file: str | Path, remember: bool = False) -> Memory:
