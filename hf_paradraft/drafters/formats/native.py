@@ -140,18 +140,13 @@ def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def parameter_counts(folder: Path) -> dict[str, int]:
-    """Count the parameters of each tensor of a folder, from the files' headers.
-
-    An outline of a repository has the counts as metadata.
-    """
+    """Count the parameters of each tensor of a folder, from the files' headers."""
     counts: dict[str, int] = {}
     held = tensor_files(folder)
     for file in sorted({*held.values()}):
         with safe_open(file, framework="pt") as opened:
-            said = opened.metadata() or {}
             for name in (name for name in held if held[name] == file):
-                shape = opened.get_slice(name).get_shape()
-                counts[name] = int(said.get(name, math.prod(shape)))
+                counts[name] = math.prod(opened.get_slice(name).get_shape())
     return counts
 
 

@@ -26,7 +26,7 @@ from ..formats.files import check_size, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import MTP
 from ..formats.layout import without
-from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, parameter_counts, unscaled
+from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
 from ..reader import RowModel
@@ -323,10 +323,14 @@ class MtpDrafter(FeatureDrafter):
         ]
 
     @classmethod
-    def describe_target(cls, folder: DrafterFolder) -> list[tuple[str, Any]]:
-        """Describe the MTP layers of a target's folder; empty if it brings none."""
-        config = folder.config
-        text, sizes = config.get("text_config"), parameter_counts(folder.path)
+    def describe_target(
+        cls, config: dict[str, Any], sizes: dict[str, int]
+    ) -> list[tuple[str, Any]]:
+        """Describe the MTP layers of a target by its config and its tensors' parameter counts.
+
+        The description is empty if it brings none.
+        """
+        text = config.get("text_config")
         layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
         if not isinstance(layers, int) or (brought := mtp_tensors(sizes, layers)) is None:
             return []
