@@ -12,7 +12,7 @@ from ..decoding.latency import row_latency
 from ..drafters.eagle3.config import Eagle3Config
 from ..drafters.ppd.sparse import sizes
 from ..files import check_rows_there
-from ..integration.look import reads_padded
+from ..integration.look import reads_exactly
 from ..protocol import Drafter
 from ..protocol.drafter import FeatureKey, KeyValues
 from .options import (
@@ -140,7 +140,7 @@ def regenerate(
             else TargetStates(model, layers_read(helper, model), folder=states)
         )
         writer = Target(
-            model, tokenizer, *how, helper, reads_padded(model), kept, max_length or 512
+            model, tokenizer, *how, helper, reads_exactly(model, True), kept, max_length or 512
         )
     if invent is not None:
         from ..training.invent import invent as write_prompts

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..integration.look import check_reads, reads_padded
+from ..integration.look import check_reads, reads_exactly
 from ..integration.pairing import check_same_tokenizer
 from ..packed import pack
 from .options import Dtype, DtypeOption, Target, Threads, console, load, use_threads
@@ -115,7 +115,7 @@ def serve(
             drafting.attach(models.target)
         except ValueError as error:
             raise typer.BadParameter(f"--drafter: {error}") from error
-    if max_batch_size > 1 and not reads_padded(models.target):
+    if max_batch_size > 1 and not reads_exactly(models.target, True):
         console.print(
             f"{type(models.target).__name__} does not read texts side by side: requests are "
             "answered one by one."

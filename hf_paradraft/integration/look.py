@@ -262,10 +262,10 @@ def _switches_by_tokens(part: torch.nn.Module) -> bool:
     )
 
 
-def reads_padded(model: PreTrainedModel) -> bool:
-    """Tell whether `check_reads` has nothing against padded prompts."""
+def reads_exactly(model: PreTrainedModel, several: bool) -> bool:
+    """Tell whether `check_reads` has nothing against a target."""
     try:
-        check_reads(model, True)
+        check_reads(model, several)
     except Refused:
         return False
     return True

@@ -99,16 +99,19 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="hf_paradraft", lifespan=lifespan)
     app.add_middleware(Door, api_key=service.api_key)
 
-    async def answered(ask: ChatRequest | CompletionRequest, connection: Request) -> Response:
-        """Let a request wait for its place, and send its answer, as a stream or in one piece."""
-        chat = isinstance(ask, ChatRequest)
-        if ask.model not in (None, service.name):
+    def check_name(name: str | None) -> None:
+        if name not in (None, service.name):
             raise Refusal(
                 404,
-                f"The model {ask.model!r} is not served here: {service.name} is.",
+                f"The model {name!r} is not served here: {service.name} is.",
                 "model_not_found",
                 "model",
             )
+
+    async def answered(ask: ChatRequest | CompletionRequest, connection: Request) -> Response:
+        """Let a request wait for its place, and send its answer, as a stream or in one piece."""
+        chat = isinstance(ask, ChatRequest)
+        check_name(ask.model)
         if ask.stream_options is not None and not ask.stream:
             raise Refusal(400, "stream_options goes with stream.", param="stream_options")
         async with one_reads:  # in a thread: others go on meanwhile
@@ -155,13 +158,7 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         """Describe the model."""
-        if name != service.name:
-            raise Refusal(
-                404,
-                f"The model {name!r} is not served here: {service.name} is.",
-                "model_not_found",
-                "model",
-            )
+        check_name(name)
         return JSONResponse(about_model)
 
     @app.api_route("/health", methods=["GET", "HEAD"])

@@ -13,10 +13,10 @@ from transformers import PreTrainedModel
 from ..continuous import Known, can_join
 from ..decoding.batch import Batch
 from ..decoding.cache import CroppedCache, RaggedCache, empty_cache
-from ..decoding.checks import Refused, changes_its_scale
+from ..decoding.checks import changes_its_scale
 from ..decoding.joining import bytes_of, row_of
 from ..decoding.recurrent import is_recurrent
-from ..integration.look import check_reads
+from ..integration.look import reads_exactly
 from ..protocol import Drafter, Drafting
 
 
@@ -58,13 +58,8 @@ def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
     """Tell whether a target goes on from what it has read as if it read all at once."""
     if drafter is not None and drafter.speculation_config.compile:
         return False
-    try:
-        check_reads(target, False)
-    except Refused:
-        return False
-    return (can_join(target) or is_recurrent(empty_cache(target))) and changes_its_scale(
-        target
-    ) is None
+    goes_on = can_join(target) or is_recurrent(empty_cache(target))
+    return goes_on and changes_its_scale(target) is None and reads_exactly(target, False)
 
 
 class PrefixCache:

@@ -62,18 +62,14 @@ class Strict(BaseModel):
         if not isinstance(fields, dict):
             return fields
         known = cls.model_fields.keys()
-        empty = {
-            name
-            for name, value in fields.items()
-            if value in ([], {}) and name not in known - PARTS
-        }
-        left = {
+        sent = {
             name: value
             for name, value in fields.items()
-            if name in KEPT or (value is not None and name not in empty)
+            if name in KEPT
+            or not (value is None or (value in ([], {}) and name not in known - PARTS))
         }
-        unknown = next((name for name in left if name not in known), None)  # one says enough
-        return {name: value for name, value in left.items() if name in (*known, unknown)}
+        unknown = next((name for name in sent if name not in known), None)  # one says enough
+        return {name: sent[name] for name in sent if name in known or name == unknown}
 
 
 KEPT = ("messages", "prompt")  # empty ones are an error of their own
