@@ -88,9 +88,9 @@ def serve(
         )
     try:
         from ..serve.answer import Service
+        from ..serve.app import run
         from ..serve.lessons import Lessons
         from ..serve.scheduler import Scheduler
-        from ..serve.server import run
     except ImportError as error:
         raise typer.BadParameter(f"{error}: pip install 'hf-paradraft[serve]'.") from error
     use_threads(threads)

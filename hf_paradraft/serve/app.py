@@ -1,16 +1,24 @@
-"""The HTTP of the endpoint: OpenAI's paths and bodies, and metrics for Prometheus."""
+"""The endpoint: OpenAI's paths and bodies, metrics for Prometheus, and the process that serves it.
+
+The process says its address once it answers, and goes when it is told to.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import takewhile
+from threading import Timer
+from types import FrameType
 from typing import Any
 from uuid import uuid4
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -25,6 +33,7 @@ from .requests import ChatRequest, CompletionRequest
 
 logger = logging.get_logger(__name__)
 KINDS = "str", "int"  # that a field may be of, as pydantic calls them
+FAREWELL = 2  # seconds in which who was cut off is told
 SHOWN = 80  # characters of a client's own words in an error
 
 
@@ -210,3 +219,39 @@ def make_app(service: Service) -> FastAPI:
         return Refusal(500, FAILED).response()
 
     return app
+
+
+class Server(uvicorn.Server):
+    """A uvicorn server that prints its address once it answers."""
+
+    last_call: Timer
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Implement `uvicorn.Server`: requests not done in time get an error of their own."""
+        if not self.should_exit:
+            self.last_call.daemon = True
+            self.last_call.start()
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Implement `uvicorn.Server`."""
+        await super().startup(sockets)
+        if self.started:
+            host, port = self.servers[0].sockets[0].getsockname()[:2]
+            print(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1", flush=True)
+
+
+def run(service: Service, host: str, port: int, grace: int) -> None:
+    """Serve until the process is told to stop; `grace`: seconds for running requests."""
+    app = make_app(service)
+    # Full collections look at what requests leave alone: so they are fast and come often, and what
+    # is over holds no memory.
+    gc.collect()
+    gc.freeze()
+    server = Server(
+        uvicorn.Config(
+            app, host, port, log_level="warning", timeout_graceful_shutdown=grace + FAREWELL
+        )
+    )
+    server.last_call = Timer(grace, service.scheduler.stop)
+    server.run()
