@@ -70,10 +70,6 @@ class NoDrafter(Drafter, Drafting):
     def __init__(self) -> None:
         self.speculation_config = SpeculationConfig(1, tree_size=None, never_slower=False)
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Return this drafter itself, which keeps no state of a call."""
-        return self
-
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Return an empty guess for each sequence."""
         return [GuessedTokens(prefix.ids[0, :0]) for prefix in prefixes]

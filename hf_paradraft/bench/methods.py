@@ -178,10 +178,6 @@ class Replay(Drafter, Drafting):
         self.speculation_config = SpeculationConfig(num_tokens, None)
         self.texts = list[LongTensor]()  # with their prompts
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Implement `Drafter.start_drafting`."""
-        return self
-
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Implement `Drafting.propose`."""
         guesses = []

@@ -70,10 +70,6 @@ class OracleDrafter(Drafter, Drafting):
         self.texts = [text[count:] for text, count in zip(texts, padding, strict=True)]
         self.speculation_config = SpeculationConfig(new, 2 * new, never_slower=False)
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
-        """Return the drafter itself: it serves one call."""
-        return self
-
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Propose one right token after the prompt, and later pairs of a wrong and a right one."""
         guesses = []

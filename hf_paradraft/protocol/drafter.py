@@ -196,8 +196,11 @@ class Drafter:
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call whose sequences get no longer than `max_length` tokens.
 
-        The prompt's padding is included.
+        The prompt's padding is included. A drafter without state of a call may be a `Drafting` too,
+        and returns itself.
         """
+        if isinstance(self, Drafting):
+            return self
         raise NotImplementedError(
             f"{type(self).__name__} has no start_drafting(target, max_length)."
         )
