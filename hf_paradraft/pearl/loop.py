@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from statistics import fmean
 from time import perf_counter
@@ -103,9 +103,7 @@ class DrafterThread:
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="paradraft-drafter")
         self.inference = torch.is_inference_mode_enabled()
         kind = device.type
-        self.autocast = (
-            (kind, torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else None
-        )
+        self.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
         self.shares = (
             device.type == "cpu" and drafter_device is not None and drafter_device.type == "cpu"
         )
@@ -117,14 +115,9 @@ class DrafterThread:
     def _work(self, job: Callable[[], Any]) -> Any:
         if self.shares and self.threads > 1:
             torch.set_num_threads(self.threads - self.threads // 2)
-        autocast: Any = (
-            nullcontext()
-            if self.autocast is None
-            else torch.autocast(self.autocast[0], dtype=self.autocast[1])
-        )
         with (
             torch.inference_mode() if self.inference else torch.no_grad(),
-            autocast,
+            torch.autocast(*self.autocast),
             torch.cuda.stream(self.stream),
         ):
             self.begun = perf_counter()

@@ -184,18 +184,15 @@ class Scheduler:
                     self._has_work, None if self.lesson is None else PATIENCE
                 )
             if self.stopping:
-                self._fail_all()
+                stopped = Stopped(STOPPED)
+                self._lose(stopped)
+                self._fail(self.entering, stopped)
                 return
             if not called and self.lesson is not None and self.lesson(self._has_work):
                 self.prefixes.texts.clear()  # a drafter of other weights has read them
             self._drop_cancelled()
             self._read()
             self._decode()
-
-    def _fail_all(self) -> None:
-        stopped = Stopped(STOPPED)
-        self._lose(stopped)
-        self._fail(self.entering, stopped)
 
     def _has_work(self) -> bool:
         return self.stopping or bool(self.entering or self.running)
@@ -285,16 +282,16 @@ class Scheduler:
     def _open(self, job: Job) -> None:
         """Begin a request's call of `generate`, with a generator of its own."""
         drafter: Drafter = self.drafter if self.drafter is not None and job.drafts else NoDrafter()
+        copies = None
         if job.drafts and (job.prediction or job.grammar):
             drafter = NgramDrafter() if self.drafter is None else copy.copy(self.drafter)
-        if job.drafts and job.prediction:
-            drafter.memory = Memory(len(job.prediction) + 8)
-            drafter.memory.add(job.prediction)
-        copies = None
-        # which reads the text alone, and some rules show processors others
-        if job.drafts and job.grammar:
-            copies = Forced(job.grammar, drafter.memory)
-            drafter.speculation_config = replace(drafter.speculation_config, acceptance="auto")
+            if job.prediction:
+                drafter.memory = Memory(len(job.prediction) + 8)
+                drafter.memory.add(job.prediction)
+            # which reads the text alone, and some rules show processors others
+            if job.grammar:
+                copies = Forced(job.grammar, drafter.memory)
+                drafter.speculation_config = replace(drafter.speculation_config, acceptance="auto")
         ids = LongTensor([job.ids]).to(self.target.device)
         known = self.prefixes.find(job.ids, job.drafts)
         job.known = 0 if known is None else known.read
