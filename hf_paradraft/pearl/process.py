@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import itertools
 import pickle
-import signal
-import sys
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import active_children, get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -42,19 +39,6 @@ def end(connection: Connection, process: BaseProcess) -> None:
     if process.is_alive():
         process.kill()
         process.join()
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Hold Ctrl-C back while inside; a process that is started there never gets it."""
-    if sys.platform == "win32":
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class ProcessDrafter(Drafter):
@@ -126,23 +110,20 @@ class ProcessDrafter(Drafter):
             process = context.Process(
                 target=serve, args=(other, self.threads, alone), name=NAME, daemon=True
             )
-            with without_interrupts():
-                process.start()
+            process.start()
             other.close()
             self.connection, self.process = connection, process
             self.finish = weakref.finalize(self, end, connection, process)
             try:
                 connection.send_bytes(sent)
                 failed = connection.recv()
-            except (EOFError, OSError) as error:
-                self.close()
-                raise RuntimeError(
+            except (EOFError, OSError):
+                failed = RuntimeError(
                     f"{who}'s process did not start; a script that starts one needs `if __name__ "
                     "== '__main__':` around its work."
-                ) from error
-            except BaseException:
-                self.close()
-                raise
+                )
+            except BaseException as error:
+                failed = error
             if failed is not None:
                 self.close()
                 raise failed
