@@ -158,21 +158,6 @@ def begin(
     return batch
 
 
-@dataclass
-class Open:
-    """A prompt that is being answered.
-
-    Attributes:
-        number: of the prompt.
-        sequence: what is written to it.
-        begin: where that begins.
-    """
-
-    number: int
-    sequence: Sequence
-    begin: int
-
-
 @torch.no_grad()
 def continuous_batching(
     target: PreTrainedModel,
@@ -203,11 +188,11 @@ def continuous_batching(
     waiting = deque(enumerate(prompts))
     batch: Batch | None = None
     joining: Batch | None = None
-    open_: list[Open] = []
+    open_: list[tuple[int, Sequence]] = []  # with the numbers of their prompts
     try:
         while waiting or open_:
             group: list[tuple[int, list[int]]] = []
-            longest = max((answer.sequence.ids.shape[1] for answer in open_), default=0)
+            longest = max((sequence.ids.shape[1] for _, sequence in open_), default=0)
             while (
                 waiting
                 and (group or len(open_) <= (1 - FREE) * batch_size)
@@ -231,7 +216,7 @@ def continuous_batching(
                 )
                 joining = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
                 open_ += [
-                    Open(number, sequence, width)
+                    (number, sequence)
                     for (number, _), sequence in zip(group, joining.sequences, strict=True)
                 ]
                 step(joining)  # reads the prompts
@@ -240,13 +225,11 @@ def continuous_batching(
                 batch, joining = together(batch, joining), None
             elif batch is not None:
                 step(batch)
-            for answer in open_:
-                if answer.sequence.finished:
-                    yield (
-                        answer.number,
-                        answer.sequence.ids[0, answer.begin : answer.sequence.length].tolist(),
-                    )
-            open_ = [answer for answer in open_ if not answer.sequence.finished]
+            for number, sequence in open_:
+                if sequence.finished:
+                    answer = sequence.ids[0, sequence.call.begin : sequence.length]
+                    yield number, answer.tolist()
+            open_ = [(number, sequence) for number, sequence in open_ if not sequence.finished]
     finally:
         for left in (batch, joining):  # also after an exception
             if left is not None:
