@@ -194,24 +194,17 @@ def replayed(num_tokens: int) -> Method:
     return drafted(Variant("replayed", drafter, drafter.speculation_config))
 
 
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Use `count` CPU threads inside the block."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def on_cores(method: Method, count: int) -> Method:
     """Copy a method so that its calls use `count` CPU threads."""
-    inner = method.using
 
     @contextmanager
     def using() -> Iterator[None]:
-        with threads(count), inner():
-            yield
+        before = torch.get_num_threads()
+        torch.set_num_threads(count)
+        try:
+            with method.using():
+                yield
+        finally:
+            torch.set_num_threads(before)
 
     return replace(method, using=using)

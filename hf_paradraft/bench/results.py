@@ -31,12 +31,6 @@ def environment(model: PreTrainedModel) -> str:
     return f"{dtype}, {versions}, {device_name(model.device)}"
 
 
-def speedups(ours: Sequence[Measurement], plain: Sequence[Measurement]) -> list[float]:
-    """Compute the speed-up of each prompt: tokens per second over plain's."""
-    pairs = zip(ours, plain, strict=True)
-    return [(o.tokens / median(o.seconds)) / (p.tokens / median(p.seconds)) for o, p in pairs]
-
-
 def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     """Summarise measurements as one record per method, batch size and temperature.
 
@@ -63,7 +57,11 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
 def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]:
     tokens = sum(entry.tokens for entry in mine)
     seconds = sum(median(entry.seconds) for entry in mine)
-    every = speedups(mine, plain)
+    # tokens per second over plain's, of each prompt
+    every = [
+        (ours.tokens / median(ours.seconds)) / (other.tokens / median(other.seconds))
+        for ours, other in zip(mine, plain, strict=True)
+    ]
     categories: dict[str, list[tuple[Measurement, float]]] = {}
     for entry, speedup in zip(mine, every, strict=True):
         categories.setdefault(entry.category, []).append((entry, speedup))
