@@ -11,7 +11,7 @@ from ..bench.cases import Case, methods_of
 from ..bench.compare import compare
 from ..bench.measure import Settings
 from ..bench.methods import Variant, drafted, replayed
-from ..bench.questions import Question, ask, load_questions, random_prompts
+from ..bench.questions import ask, load_questions, random_prompts
 from ..demo import GENERAL, QUESTIONS
 from ..drafters.ngram import NgramDrafter
 from ..outer_names import is_recurrent_model
@@ -123,13 +123,6 @@ def _is_of_bench(file: Path) -> bool:
         return False
 
 
-def _load_questions(
-    sources: list[str] | None, embedded: bool, per_category: int | None
-) -> list[Question]:
-    sources = sources or [str(QUESTIONS if embedded else GENERAL)]
-    return [question for source in sources for question in load_questions(source, per_category)]
-
-
 def _write(rows: list, markdown_file: Path | None, plot_file: Path | None) -> None:
     if markdown_file is not None:
         markdown_file.write_text(markdown(rows), encoding="utf-8")
@@ -226,9 +219,9 @@ def bench(
         raise typer.BadParameter(
             f"--case {case} looks at one drafter: name several for --case methods."
         )
-    asked = _load_questions(
-        questions, target is None, per_category if per_category or questions else 4
-    )
+    sources = questions or [str(QUESTIONS if target is None else GENERAL)]
+    most = per_category if per_category or questions else 4
+    asked = [question for source in sources for question in load_questions(source, most)]
     models = load(
         target,
         drafter[0] if drafter else None,
@@ -265,11 +258,8 @@ def bench(
                 f"{', '.join(m.name for m in methods)}."
             )
         methods = [methods[0], *chosen]
-    pad = (
-        models.tokenizer.eos_token_id
-        if models.tokenizer.pad_token_id is None
-        else models.tokenizer.pad_token_id
-    )
+    tokenizer = models.tokenizer
+    pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     names = {
         "target": target,
         "drafter": ", ".join(drafter or []) or None,
