@@ -19,8 +19,8 @@ from hf_paradraft.bench.methods import variants_of
 from hf_paradraft.bench.questions import load_questions
 from hf_paradraft.chat import encode_question
 from hf_paradraft.demo import FAMILY, GENERAL, PUBLIC, QUESTIONS
-from hf_paradraft.demo.differences import explain, first_difference
 from hf_paradraft.demo.public_model import MODEL
+from hf_paradraft.demo.show import explain, first_difference
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.protocol.config import TreeSize
 

@@ -1,4 +1,4 @@
-"""Watch a drafter work: one answer, streamed."""
+"""Watch a drafter work: one answer, streamed, and where two answers differ."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
+from torch import LongTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..bench.measure import Measurement, Settings, bench, check_equality
@@ -19,7 +20,8 @@ from ..bench.results import environment, records
 from ..chat import Detokeniser, check_room, encode_question, sampling, stopping
 from ..protocol import Drafter, RoundStreamer
 from ..report.tables import table
-from .differences import explain
+
+STEPS = 8  # of rounding: errors add up over layers
 
 
 class ColourStreamer(RoundStreamer):
@@ -50,6 +52,42 @@ class ColourStreamer(RoundStreamer):
     def end(self) -> None:
         """Finish the line."""
         self.console.print()
+
+
+def first_difference(ids: list[int], others: list[int]) -> int:
+    """Find the index of the first token that differs between two outputs.
+
+    It is the shorter one's length if the longer one begins with it.
+    """
+    return next(
+        (i for i, (a, b) in enumerate(zip(ids, others, strict=False)) if a != b),
+        min(len(ids), len(others)),
+    )
+
+
+@torch.no_grad()
+def explain(
+    target: PreTrainedModel, prompt: LongTensor, plain: list[int], drafted: list[int]
+) -> str:
+    """Describe where two greedy outputs part, and whether rounding can have decided it.
+
+    The description is one clause; the two best logits at that place decide.
+    """
+    index = first_difference(plain, drafted)
+    text = torch.cat([prompt, prompt.new_tensor([plain[:index]])], dim=1)
+    best, second = target(text, logits_to_keep=1).logits[0, -1].float().topk(2).values.tolist()
+    # of rounding, at the size of these logits
+    step = max(abs(best), abs(second)) * torch.finfo(target.dtype).eps
+    clause = f"from token {index + 1} on, where the two best logits are {best - second:.3g} apart"
+    dtype = str(target.dtype).removeprefix("torch.")
+    if best - second <= STEPS * step:
+        return (
+            f"{clause}: a near-tie, which rounding to {dtype} (steps of {step:.2g}) decided. In "
+            "float32 they are equal"
+        )
+    return (
+        f"{clause}, more than rounding to {dtype} (steps of {step:.2g}) explains: please report it"
+    )
 
 
 PATIENCE = 15.0  # seconds for the plain answer that is compared with
