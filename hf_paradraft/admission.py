@@ -6,9 +6,13 @@ from typing import Any
 
 from torch import LongTensor
 from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
     DynamicCache,
+    DynamicLayer,
+    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PreTrainedModel,
     StoppingCriteriaList,
 )
@@ -19,17 +23,9 @@ from .decoding.call import Terms
 from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused
 from .decoding.joining import leave_early
 from .decoding.latency import row_latency
-from .names import (
-    BaseStreamer,
-    DynamicLayer,
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    cache_argument,
-    is_foreign,
-    treats_rows_alike,
-)
+from .names import BaseStreamer, cache_argument, is_foreign, treats_rows_alike
 from .notes import of_pair
-from .outer_names import MODEL_FOR_MASKED_LM_MAPPING, drops_cache, has_ordinary_cache
+from .outer_names import drops_cache, has_ordinary_cache
 from .protocol import Drafter, SpeculationConfig
 from .rules import rule_of
 from .rules.in_step import InStep

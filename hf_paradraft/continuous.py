@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
+from transformers import DynamicLayer, PreTrainedModel, StopStringCriteria
 
 from .admission import admit
 from .copies import PromptLookup
@@ -23,7 +23,6 @@ from .decoding.joining import join, leave
 from .decoding.loop import step
 from .decoding.sequence import Sequence
 from .decoding.tree_attention import attention_windows, reads_its_own_way
-from .names import DynamicLayer, StopStringCriteria
 from .protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 FREE = 0.25  # of the batch, before prompts are read: joining copies the cache

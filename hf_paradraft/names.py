@@ -119,13 +119,8 @@ def attribute(owner: Any, name: str, why: str) -> Any:
 
 # Layers of caches: rounds crop them, keep the accepted path of each row, and put recurrent states
 # back.
-DynamicLayer = inside("cache_utils", "DynamicLayer", "crops after every round")
 DynamicSlidingWindowLayer = inside(
     "cache_utils", "DynamicSlidingWindowLayer", "lets keep what a window pushes out"
-)
-StaticLayer = inside("cache_utils", "StaticLayer", "puts in the place of a window's static layer")
-StaticSlidingWindowLayer = inside(
-    "cache_utils", "StaticSlidingWindowLayer", "replaces by a layer that keeps every token"
 )
 LinearAttentionCacheLayerMixin = inside(
     "cache_utils", "LinearAttentionCacheLayerMixin", "recognises recurrent states by"
@@ -150,13 +145,7 @@ def stores_nothing(layer: Any) -> bool:
 
 # What generate hands to its loops, and gets back from them.
 BaseStreamer = inside("generation.streamers", "BaseStreamer", "streams to")
-EosTokenCriteria = inside("generation", "EosTokenCriteria", "reads the ends of a text from")
 GenerateDecoderOnlyOutput = inside("generation", "GenerateDecoderOnlyOutput", "returns")
-MaxLengthCriteria = inside("generation", "MaxLengthCriteria", "reads the longest text from")
-MaxTimeCriteria = inside("generation", "MaxTimeCriteria", "asks about each sequence by itself")
-StopStringCriteria = inside(
-    "generation", "StopStringCriteria", "asks about each sequence by itself"
-)
 
 _BY_ROW = (  # of transformers' own processors those that know which row of a batch they see
     EncoderNoRepeatNGramLogitsProcessor,

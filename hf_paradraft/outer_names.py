@@ -19,20 +19,8 @@ GenerationMode = inside(
 CONFIG_MAPPING_NAMES = inside(
     "models.auto.configuration_auto", "CONFIG_MAPPING_NAMES", "looks model types up in"
 )
-MODEL_FOR_CAUSAL_LM_MAPPING = inside(
-    "models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING", "finds causal LMs in"
-)
-MODEL_FOR_MASKED_LM_MAPPING = inside(
-    "models.auto.modeling_auto", "MODEL_FOR_MASKED_LM_MAPPING", "finds two-way readers in"
-)
-MODEL_MAPPING = inside(
-    "models.auto.modeling_auto", "MODEL_MAPPING", "finds the classes of decoder layers in"
-)
 # Parts of models that drafters are made of.
 ACT2FN = inside("activations", "ACT2FN", "checks the activations of configs with")
-ROPE_INIT_FUNCTIONS = inside(
-    "modeling_rope_utils", "ROPE_INIT_FUNCTIONS", "checks the rotary embeddings of configs with"
-)
 Gemma4TextScaledWordEmbedding = inside(
     "models.gemma4.modeling_gemma4",
     "Gemma4TextScaledWordEmbedding",

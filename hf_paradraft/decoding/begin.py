@@ -13,20 +13,17 @@ from typing import Any
 import torch
 from torch import LongTensor
 from transformers import (
+    EosTokenCriteria,
     GenerationConfig,
     LogitsProcessorList,
+    MaxLengthCriteria,
     PreTrainedModel,
+    StaticSlidingWindowLayer,
     StoppingCriteriaList,
 )
 from transformers.utils import logging
 
-from ..names import (
-    BaseStreamer,
-    EosTokenCriteria,
-    MaxLengthCriteria,
-    StaticSlidingWindowLayer,
-    attention_of,
-)
+from ..names import BaseStreamer, attention_of
 from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
 from .batch import Batch
 from .budget import Budget

@@ -7,17 +7,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import Cache, DynamicCache, PreTrainedModel, QuantizedCache, StaticCache
-
-from ..names import (
+from transformers import (
+    Cache,
+    DynamicCache,
     DynamicLayer,
-    DynamicSlidingWindowLayer,
+    PreTrainedModel,
+    QuantizedCache,
+    StaticCache,
     StaticLayer,
     StaticSlidingWindowLayer,
-    cache_in,
-    is_foreign,
-    stores_nothing,
 )
+
+from ..names import DynamicSlidingWindowLayer, cache_in, is_foreign, stores_nothing
 from .recurrent import crop, is_recurrent, record_windows
 
 # static caches made here are this long, or a multiple: calls of different lengths share a compiled

@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from transformers import (
-    GenerationConfig,
-    PreTrainedModel,
-)
-
-from ..names import MaxTimeCriteria, StopStringCriteria
+from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedModel, StopStringCriteria
 
 
 class Refused(ValueError):

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, StaticLayer
 
-from ..names import StaticLayer, cache_in
+from ..names import cache_in
 from ..protocol.drafter import FeatureKey, KeyValues
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache
+from transformers import Cache, DynamicLayer
 
-from ..names import CACHE_NAMES, DynamicLayer
+from ..names import CACHE_NAMES
 from .batch import Batch
 from .cache import RaggedCache
 from .call import Call

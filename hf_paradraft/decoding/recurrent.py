@@ -7,14 +7,9 @@ many have piled up, one round goes without a draft.
 """
 
 from torch import Tensor
-from transformers import Cache
+from transformers import Cache, DynamicLayer, StaticLayer
 
-from ..names import (
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    LinearAttentionCacheLayerMixin,
-    StaticLayer,
-)
+from ..names import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
 # tokens that a recurrent state lacks and that are read again with every draft; with more they are
 # read for good

@@ -11,10 +11,9 @@ from threading import Lock
 import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
 from ..names import (
-    DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
     LinearAttentionLayer,

@@ -7,9 +7,9 @@ from typing import Any
 import numpy
 import torch
 from torch import LongTensor, Tensor
-from transformers import PreTrainedModel
+from transformers import DynamicLayer, PreTrainedModel
 
-from ..names import DynamicLayer, with_cache
+from ..names import with_cache
 from ..protocol import Draft
 from .cache import CroppedCache, RaggedCache, replace_layers
 from .checks import Refused

@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticLayer
 from transformers.utils import logging
 
 from ..decoding.cache import (
@@ -24,7 +24,7 @@ from ..decoding.cache import (
 )
 from ..decoding.compiled import compiled_on
 from ..hardware import input_device
-from ..names import StaticLayer, with_cache
+from ..names import with_cache
 from ..notes import notes_on
 from ..protocol import GuessedLogits, Observation, Prefix
 

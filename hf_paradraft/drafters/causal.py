@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
-from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, DynamicLayer, PreTrainedConfig, PreTrainedModel
 
 from ..admission import check_forgets
 from ..decoding.cache import empty_cache
 from ..decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
 from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import INDEX, WHOLE, refuse_missing, tensor_files
-from ..names import DynamicLayer, stores_nothing, with_cache
+from ..names import stores_nothing, with_cache
 from ..outer_names import innermost
 from ..protocol import Prefix, SpeculationConfig
 from .cache import check_continues, newer_halves

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from accelerate.utils import align_module_device
 from torch import LongTensor, Tensor, nn
-from transformers import AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
 
 from ..decoding.features import decoder_of
 from ..decoding.tree_attention import TreeAttention, attention_windows
 from ..names import with_cache
-from ..outer_names import MODEL_MAPPING, Gemma4TextScaledWordEmbedding, supports_sdpa
+from ..outer_names import Gemma4TextScaledWordEmbedding, supports_sdpa
 
 QWEN35 = "qwen3_5_text"  # whose layers gate what attention gives, and turn a part of each head
 GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores

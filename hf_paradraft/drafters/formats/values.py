@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
+from transformers import ROPE_INIT_FUNCTIONS, PreTrainedConfig
 
 from ...files import read_json
-from ...outer_names import ACT2FN, ROPE_INIT_FUNCTIONS
+from ...outer_names import ACT2FN
 from ...protocol.config import MOST
 
 WIDE, LONG = 2**22, 2**31  # of a width, of a text: a number beyond it is a mistake, or a joke

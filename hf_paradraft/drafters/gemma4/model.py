@@ -10,13 +10,12 @@ from typing import Any, Self
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, Cache, DynamicCache, DynamicLayer, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
 from ...files import refuse_missing, tensor_names, write_json
-from ...names import DynamicLayer
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..drafter import SavedDrafter

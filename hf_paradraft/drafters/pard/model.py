@@ -13,10 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import LongTensor
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...files import tensor_names
-from ...outer_names import MODEL_FOR_CAUSAL_LM_MAPPING
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..causal import CausalRows, check_drafts, check_merged, load_whole, logits_after, unwrapped
