@@ -15,10 +15,6 @@ from .names import OUTPUT_CACHE, attention_of, attribute, inside, missing
 GenerationMode = inside(
     "generation", "GenerationMode", "tells generate's own checks about a drafted call with"
 )
-# Tables of classes, by config or model type.
-CONFIG_MAPPING_NAMES = inside(
-    "models.auto.configuration_auto", "CONFIG_MAPPING_NAMES", "looks model types up in"
-)
 # Parts of models that drafters are made of.
 ACT2FN = inside("activations", "ACT2FN", "checks the activations of configs with")
 Gemma4TextScaledWordEmbedding = inside(

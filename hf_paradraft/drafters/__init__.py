@@ -2,7 +2,8 @@
 means nothing.
 """
 
-from ..outer_names import CONFIG_MAPPING_NAMES
+from transformers import CONFIG_MAPPING
+
 from .autoregressive import AutoregressiveDrafter
 from .blocks.dflash2 import DFlash2Drafter
 from .blocks.dspark import DSparkDrafter
@@ -78,7 +79,7 @@ def kind_of(folder: DrafterFolder) -> type[SavedDrafter]:
     if folder.identified is not None:
         raise ValueError(f"{folder} holds a {folder.identified}, which is not served here.")
     model_type = folder.config.get("model_type")
-    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING_NAMES:
+    if isinstance(model_type, str) and model_type not in CONFIG_MAPPING:
         raise ValueError(
             f"{folder} has a config.json of model_type {model_type!r}, which is no kind of drafter "
             "here, and transformers does not know it: it needs a later version, or a package of "
