@@ -53,6 +53,14 @@ def process(target):
         yield drafter
 
 
+@pytest.fixture
+def copied(monkeypatch):
+    """Processes begin as copies of one that has imported everything; `process` is spawned."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hf_paradraft"])
+    monkeypatch.setattr("hf_paradraft.pearl.process.get_context", lambda method: context)
+
+
 def prompts(batch_size, seed=0):
     return torch.randint(1, EOS, (batch_size, 9), generator=torch.Generator().manual_seed(seed))
 
@@ -190,7 +198,7 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
         process.ask(process.process, numbers[0], "propose", [])
 
 
-def test_a_workers_error_is_raised_here_and_ends_its_process(target):
+def test_a_workers_error_is_raised_here_and_ends_its_process(target, copied):
     drafter = hf_paradraft.ProcessDrafter(Angry())
     drafter.speculation_config = hf_paradraft.SpeculationConfig(
         4, None, never_slower=False, overlap=True
@@ -204,7 +212,7 @@ def test_a_workers_error_is_raised_here_and_ends_its_process(target):
     assert not process.is_alive()
 
 
-def test_a_killed_process_is_said_and_another_is_started(target):
+def test_a_killed_process_is_said_and_another_is_started(target, copied):
     ids = prompts(1)
     plain = target.generate(ids, do_sample=False, **OPTIONS)
     config = hf_paradraft.SpeculationConfig(6, None, never_slower=False, overlap=True)
@@ -252,7 +260,7 @@ class Told(hf_paradraft.Drafting):
         self.told = [*self.told, *observations[0].tokens.tolist()]
 
 
-def test_it_learns_what_the_target_brought(target):
+def test_it_learns_what_the_target_brought(target, copied):
     ids = prompts(1)
     with hf_paradraft.ProcessDrafter(Learns()) as drafter:
         drafter.speculation_config = hf_paradraft.SpeculationConfig(
@@ -267,7 +275,7 @@ def test_it_learns_what_the_target_brought(target):
             assert record.drafted == [out[end - len(record.emitted)]]
 
 
-def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, monkeypatch):
+def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, copied, monkeypatch):
     ids = prompts(1)
     plain, texts = target.generate(ids, do_sample=False, **OPTIONS), []
     others = len(multiprocessing.active_children())
