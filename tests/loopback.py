@@ -93,6 +93,7 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # a body would wait 40 ms for the headers to be acknowledged
     server: LoopbackHub
 
     def log_message(self, *args) -> None:

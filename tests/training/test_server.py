@@ -63,7 +63,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server():
     openai = OpenAi()
-    thread = threading.Thread(target=openai.serve_forever, daemon=True)
+    thread = threading.Thread(target=openai.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     yield openai
     openai.shutdown()
