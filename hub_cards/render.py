@@ -6,13 +6,13 @@ import html
 import inspect
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import typer
+import typer.cli
 from jinja2 import Template
+from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft import training
@@ -130,17 +130,8 @@ def published_drafters(page: str) -> str:
 
 def command_line() -> dict[str, str]:
     """Every command's help, a page for each, by its name; `command-line` lists them."""
-    command = [
-        sys.executable,
-        "-m",
-        "typer",
-        "hf_paradraft.cli",
-        "utils",
-        "docs",
-        "--name",
-        "paradraft",
-    ]
-    text = html.unescape(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command = ["hf_paradraft.cli", "utils", "docs", "--name", "paradraft"]
+    text = html.unescape(CliRunner().invoke(typer.cli.app, command, catch_exceptions=False).output)
     top, *parts = re.split(r"^##+ `paradraft ([\w -]+)`\n", text, flags=re.M)
     hidden = {
         name for name, command in typer.main.get_command(app).commands.items() if command.hidden

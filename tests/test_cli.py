@@ -2,8 +2,8 @@
 
 import json
 import os
-import subprocess
 import sys
+from io import BytesIO, TextIOWrapper
 from itertools import pairwise
 
 import pytest
@@ -176,27 +176,38 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
     assert "whole number" in result.output
 
 
-def paradraft(*arguments, stdin=b"", **environment):
-    """The command in a process of its own: its exit code and what it wrote, as bytes."""
-    done = subprocess.run(
-        [sys.executable, "-m", "hf_paradraft.cli", *arguments], input=stdin, capture_output=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-    )  # fmt: skip
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def paradraft(monkeypatch):
+    """The command on a console of some encoding: its exit code and what it wrote, as bytes.
+
+    `python -m hf_paradraft.cli` itself is in tests/integration/test_hub.py, in a locale of ASCII.
+    """
+
+    def called(*arguments, stdin=b"", encoding="utf-8"):
+        shown = BytesIO()
+        console = TextIOWrapper(shown, encoding=encoding, write_through=True)
+        monkeypatch.setattr(sys, "argv", ["paradraft", *map(os.fsdecode, arguments)])
+        monkeypatch.setattr(sys, "stdin", TextIOWrapper(BytesIO(stdin), encoding=encoding))
+        monkeypatch.setattr(sys, "stdout", console)
+        monkeypatch.setattr(sys, "stderr", console)
+        with pytest.raises(SystemExit) as left:
+            main()
+        return left.value.code or 0, shown.getvalue()
+
+    return called
 
 
 @pytest.mark.parametrize(
     ("encoding", "command"), [("ascii", ["bench", "--help"]), ("cp1252", ["info", FAMILY / "pard"])]
 )
-def test_no_console_ends_for_the_sake_of_a_character(encoding, command):
-    code, shown = paradraft(*command, PYTHONIOENCODING=encoding)
+def test_no_console_ends_for_the_sake_of_a_character(paradraft, encoding, command):
+    code, shown = paradraft(*command, encoding=encoding)
     assert code == 0, shown
     assert shown.decode(encoding)
 
 
 @pytest.mark.slow
-def test_an_answer_on_a_console_of_windows():
+def test_an_answer_on_a_console_of_windows(paradraft):
     code, shown = paradraft(
         "generate",
         "Hello",
@@ -204,7 +215,7 @@ def test_an_answer_on_a_console_of_windows():
         "8",
         "--dtype",
         "float32",
-        PYTHONIOENCODING="cp1252",
+        encoding="cp1252",
     )
     assert code == 0, shown
     assert b"plain generate" in shown
@@ -228,7 +239,7 @@ def test_a_home_folder_behind_an_equals_sign(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_prompt_from_standard_input():
+def test_a_prompt_from_standard_input(paradraft):
     code, shown = paradraft(
         "generate", "-", "--max-new-tokens", "8", "--dtype", "float32", stdin="Grüße, Mia".encode()
     )
@@ -250,7 +261,7 @@ def test_a_prompt_that_is_no_text(prompt, stdin, said):
     assert said in str(result.exception)
 
 
-def test_an_error_is_a_sentence_on_the_console():
+def test_an_error_is_a_sentence_on_the_console(paradraft):
     code, shown = paradraft("generate", b"\xff")
     assert code == 1
     assert b"half a character" in shown

@@ -215,13 +215,8 @@ def test_a_card_in_unicode_is_read_in_any_locale(hub, tmp_path):
     (folder / "README.md").write_text(
         "---\nlicense: mit\n---\nEin Entwürfler für τ ≥ 2\n", encoding="utf-8"
     )
-    program = (
-        f"import hf_paradraft.cli as c, sys; sys.argv = ['paradraft', 'push', {str(folder)!r}, "
-        f"{REPO!r}]; c.main()"
-    )
+    command = [sys.executable, "-m", "hf_paradraft.cli", "push", folder, REPO]
     environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, check=False
-    )
+    done = subprocess.run(command, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "τ ≥ 2" in Path(hf_hub_download(REPO, "README.md")).read_text(encoding="utf-8")

@@ -2,11 +2,11 @@
 
 import codecs
 import json
-import multiprocessing
+import subprocess
+import sys
 
 import pytest
 import torch
-from filelock import FileLock
 from tiny import make_tokenizer, tiny_model
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.decoders import ByteLevel as Bytes
@@ -184,23 +184,22 @@ def test_answers_of_another_generation_config_are_not_gone_on_with(tmp_path):
             regenerate(target, make_tokenizer(), *paths, max_new_tokens=3)
 
 
-def _hold(path, locked, done):
-    with FileLock(path):
-        locked.set()
-        done.wait(20)
+HOLD = """
+import sys
+from filelock import FileLock
+with FileLock(sys.argv[1]):
+    print("locked", flush=True)
+    input()
+"""
 
 
 def test_two_processes_do_not_write_one_file(tmp_path):
     """Together they wrote every answer twice."""
     (tmp_path / "prompts.jsonl").write_text('{"text": "a b c"}\n')
-    context = multiprocessing.get_context("spawn")
-    locked, done = context.Event(), context.Event()
-    other = context.Process(
-        target=_hold, args=(str(tmp_path / ".answers.jsonl.lock"), locked, done)
-    )
-    other.start()
-    try:
-        assert locked.wait(60)
+    command = [sys.executable, "-c", HOLD, str(tmp_path / ".answers.jsonl.lock")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as other:
+        assert other.stdout.readline() == "locked\n"
         with pytest.raises(OSError, match="Another process is writing"):
             regenerate(
                 tiny_model(),
@@ -210,9 +209,7 @@ def test_two_processes_do_not_write_one_file(tmp_path):
                 max_new_tokens=3,
             )
         assert not (tmp_path / "answers.jsonl").exists()
-    finally:
-        done.set()
-        other.join()
+        other.communicate("\n")
 
 
 REASONS = """
