@@ -2,6 +2,7 @@
 
 import json
 import logging
+import multiprocessing
 import os
 import shutil
 import tempfile
@@ -93,6 +94,14 @@ def hub():
     """The real client talks to this one; empty at first."""
     HUB.reset()
     return HUB
+
+
+@pytest.fixture
+def copied_processes(monkeypatch):
+    """Processes of drafters begin as copies of one that has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["hf_paradraft"])
+    monkeypatch.setattr("hf_paradraft.pearl.process.get_context", lambda method: context)
 
 
 @pytest.fixture(scope="module")

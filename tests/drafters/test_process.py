@@ -49,16 +49,9 @@ def target():
 
 @pytest.fixture(scope="module")
 def process(target):
+    """A process that is spawned, as users' are; `copied_processes` come sooner."""
     with hf_paradraft.ProcessDrafter(near_copy(target, 0.05), threads=1) as drafter:
         yield drafter
-
-
-@pytest.fixture
-def copied(monkeypatch):
-    """Processes begin as copies of one that has imported everything; `process` is spawned."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hf_paradraft"])
-    monkeypatch.setattr("hf_paradraft.pearl.process.get_context", lambda method: context)
 
 
 def prompts(batch_size, seed=0):
@@ -198,7 +191,7 @@ def test_calls_may_interleave_and_are_forgotten(target, process):
         process.ask(process.process, numbers[0], "propose", [])
 
 
-def test_a_workers_error_is_raised_here_and_ends_its_process(target, copied):
+def test_a_workers_error_is_raised_here_and_ends_its_process(target, copied_processes):
     drafter = hf_paradraft.ProcessDrafter(Angry())
     drafter.speculation_config = hf_paradraft.SpeculationConfig(
         4, None, never_slower=False, overlap=True
@@ -212,7 +205,7 @@ def test_a_workers_error_is_raised_here_and_ends_its_process(target, copied):
     assert not process.is_alive()
 
 
-def test_a_killed_process_is_said_and_another_is_started(target, copied):
+def test_a_killed_process_is_said_and_another_is_started(target, copied_processes):
     ids = prompts(1)
     plain = target.generate(ids, do_sample=False, **OPTIONS)
     config = hf_paradraft.SpeculationConfig(6, None, never_slower=False, overlap=True)
@@ -260,7 +253,7 @@ class Told(hf_paradraft.Drafting):
         self.told = [*self.told, *observations[0].tokens.tolist()]
 
 
-def test_it_learns_what_the_target_brought(target, copied):
+def test_it_learns_what_the_target_brought(target, copied_processes):
     ids = prompts(1)
     with hf_paradraft.ProcessDrafter(Learns()) as drafter:
         drafter.speculation_config = hf_paradraft.SpeculationConfig(
@@ -275,7 +268,9 @@ def test_it_learns_what_the_target_brought(target, copied):
             assert record.drafted == [out[end - len(record.emitted)]]
 
 
-def test_several_calls_share_one_process_and_an_interrupt_ends_it(target, copied, monkeypatch):
+def test_several_calls_share_one_process_and_an_interrupt_ends_it(
+    target, copied_processes, monkeypatch
+):
     ids = prompts(1)
     plain, texts = target.generate(ids, do_sample=False, **OPTIONS), []
     others = len(multiprocessing.active_children())
