@@ -48,9 +48,15 @@ KINDS = {
     "parallelspec": lambda load: (TARGET, ParallelSpecDrafter.from_target(TARGET, "eagle", 3)),
     **{name: lambda load, name=name: (TARGET, load(name, attach=False)) for name in LAYOUTS},
 }
+# every other layout; the others at night
 NAMES = [
-    pytest.param(name, marks=pytest.mark.slow) if name in LAYOUTS and name not in SOME else name
-    for name in KINDS
+    pytest.param(
+        name,
+        marks=()
+        if name not in LAYOUTS or name in SOME
+        else (pytest.mark.slow if number % 2 else pytest.mark.nightly),
+    )
+    for number, name in enumerate(KINDS)
 ]
 # each layout in a chain or in a tree; in the other one at night
 BOTH = [

@@ -103,9 +103,18 @@ def test_another_reading_is_told_apart(wrong, monkeypatch):
     assert (drafter.draft_logits(ids, features, 3) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("size", [None, 7, "auto"])
-@pytest.mark.parametrize("shared", [0, 2])
-@pytest.mark.parametrize("window", [64, 6])
+# any two of them together; all three at night
+SHAPES = [
+    pytest.param(
+        window, shared, size, marks=pytest.mark.nightly if (row + column + place) % 2 else ()
+    )
+    for row, window in enumerate((64, 6))
+    for column, shared in enumerate((0, 2))
+    for place, size in enumerate((None, 7, "auto"))
+]
+
+
+@pytest.mark.parametrize(("window", "shared", "size"), SHAPES)
 def test_outputs_are_the_targets_and_guesses_those_of_whole_texts(window, shared, size):
     """In ragged batches, chains and trees, over rejections; caches of rounds keep what a window
     would drop.

@@ -30,9 +30,19 @@ PROMPTS = torch.tensor([[0, 0, 0, 1, 2], [1, 2, 3, 4, 5], [0, 9, 8, 7, 6]])
 SEEN = (PROMPTS != 0).long()
 SOME = ("z-lab, sliding", "DeepSpec rnn", "SafeAI", "speculators P-EAGLE")
 SLOW = pytest.mark.slow
+# each layout in a chain or in a tree; in the other one at night
 CHANGED = [
-    *(pytest.param(name, None, marks=() if name in SOME else SLOW) for name in LAYOUTS),
-    *(pytest.param(name, 9, marks=() if name in SOME else SLOW) for name in LAYOUTS),
+    *(
+        pytest.param(
+            name,
+            size,
+            marks=()
+            if name in SOME
+            else (SLOW if number % 2 == (size is None) else pytest.mark.nightly),
+        )
+        for number, name in enumerate(LAYOUTS)
+        for size in (None, 9)
+    ),
     *((name, "auto") for name in SOME),
 ]
 

@@ -47,7 +47,10 @@ SMALL = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("style", "loss"), [("medusa", "ce"), ("medusa", "tv"), ("eagle", "tv")])
+@pytest.mark.parametrize(
+    ("style", "loss"),
+    [("medusa", "ce"), pytest.param("medusa", "tv", marks=pytest.mark.nightly), ("eagle", "tv")],
+)
 def test_parallelspec_learns(style, loss, folder):
     rows = folder / "rows.jsonl"
     options = {
