@@ -28,7 +28,6 @@ from hf_paradraft.bench.measure import check_equality
 from hf_paradraft.bench.methods import Variant, replayed
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import NOT_IN_RUNS
-from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.report.figures import draw
 from hf_paradraft.report.records import read_bench
@@ -264,13 +263,14 @@ def test_batches_are_counted_by_their_own_tokens():
 
 @pytest.mark.slow
 def test_equality_is_decided_in_fp32():
-    target = AutoModelForCausalLM.from_pretrained(FAMILY / "target", dtype=torch.bfloat16).eval()
+    # not `tiny_model(dtype=…)`, which has buffers of that type too
+    target = AutoModelForCausalLM.from_config(tiny_model().config, dtype=torch.bfloat16).eval()
     target.generation_config.eos_token_id = None
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("a", torch.tensor([[4, 5, 6]]))]
     other = dataclasses.replace(plain(), name="other", arguments={"repetition_penalty": 5.0})
     methods = [
         plain(),
-        pard_chain(near_copy(tiny_model(vocab_size=2048, dtype=torch.float32)), 4),
+        pard_chain(near_copy(tiny_model(dtype=torch.float32)), 4),
         other,
     ]
     results = bench(target, methods, prompts, Settings(16), progress=False)

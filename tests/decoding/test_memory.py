@@ -327,7 +327,7 @@ def test_an_id_beyond_the_vocabulary_is_forgotten_with_its_text():
 def test_lookups_do_not_wait_for_a_long_text():
     memory = hf_paradraft.Memory(400_000)
     memory.add([1, 2, 3, 4])
-    adding = threading.Thread(target=memory.add, args=(list(range(50)) * 6000,))
+    adding = threading.Thread(target=memory.add, args=(list(range(50)) * 2000,))
     adding.start()
     waits = []
     while adding.is_alive():

@@ -45,7 +45,7 @@ drafter_of = cache(lambda name: KINDS[name]())
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(list(KINDS)),
     st.sampled_from(list(WARPERS)),

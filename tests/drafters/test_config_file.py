@@ -63,7 +63,7 @@ def published(tmp_path_factory, target):
 @pytest.mark.slow
 @pytest.mark.hypothesis
 @settings(
-    max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(data=st.data())
 def test_a_mutated_config_drafts_or_gives_one_sentence(data, published, target):
