@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from contextlib import nullcontext
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -35,9 +36,8 @@ from hf_paradraft.report.tables import markdown, table
 
 
 def pard_chain(drafter, length):
-    return drafted(
-        Variant(f"pard-chain-k{length}", drafter, hf_paradraft.SpeculationConfig(length, None))
-    )
+    config = hf_paradraft.SpeculationConfig(length, None, never_slower=False)
+    return drafted(Variant(f"pard-chain-k{length}", drafter, config))
 
 
 @pytest.fixture(scope="module")
@@ -125,8 +125,17 @@ def test_records_split_the_time_and_count_acceptance(results):
     assert "time_split" not in rows[0]
     assert sum(rows[5]["time_split"].values()) == pytest.approx(1)
     assert min(rows[5]["time_split"].values()) > 0
-    # so small a model is not drafted for for long
-    assert 0 < rows[5]["acceptance_by_position"][0] <= 1
+    runs = [result for result in results if result.method == "pard-chain-k4"]
+    tried, right = (
+        [sum(counts) for counts in zip_longest(*lists, fillvalue=0)]
+        for lists in ([run.attempts for run in runs], [run.successes for run in runs])
+    )
+    rates = rows[5]["acceptance_by_position"]
+    assert rates == [good / count for good, count in zip(right, tried, strict=True)]
+    assert tried[0] > 20  # nearly every round drafts
+    # a place is judged where the one before was accepted
+    assert all(count <= good for count, good in zip(tried[1:], right, strict=False))
+    assert 0.5 < rates[0] < 1
     assert 2**20 < rows[0]["peak_bytes"] < 2**40
 
 

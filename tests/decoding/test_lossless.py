@@ -166,11 +166,13 @@ def test_scores_and_logits_are_plain_generates(target, drafter, prompt):
     "bars",
     [lambda ids, scores: scores.fill_diagonal_(-1e9), lambda ids, scores: scores.div_(2) + 1],
 )
-@pytest.mark.parametrize("rows", [1, 2])
-def test_logits_that_processors_write_into(bars, rows, target, drafter, prompt):
+@pytest.mark.parametrize(("rows", "dtype"), [(1, torch.float32), (2, torch.float64)])
+def test_logits_that_processors_write_into(bars, rows, dtype, prompt):
     """Some scores of their own, some on the way to others; a row's diagonal depends on its place in
-    the batch.
+    the batch. Logits in float32 need no conversion, and are copied all the same.
     """
+    target = tiny_model(dtype=dtype)
+    drafter = near_copy(target)
     options = {
         "max_new_tokens": 9,
         "do_sample": False,
