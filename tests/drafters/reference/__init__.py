@@ -1,0 +1,3 @@
+"""The formulas of DFlash, DSpark and EAGLE-3, written out for one text without caches, batches or
+libraries.
+"""
