@@ -27,11 +27,14 @@ import gc
 import pytest
 import setuptools  # noqa: F401  # first: it refuses to load where something has imported the standard distutils
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 from tiny import make_tokenizer, near_copy, tiny_model
 
 settings.register_profile("test", derandomize=True, database=None)  # the same cases in every run
 settings.register_profile("fuzz", print_blob=True)  # `make fuzz`: new ones
+settings.register_profile(  # `make mutations`: what fails is not looked for in a smaller case
+    "once", derandomize=True, database=None, phases=[Phase.explicit, Phase.generate]
+)
 settings.load_profile("test")
 gc.freeze()  # a million objects of libraries, which every collection would look at
 
@@ -104,7 +107,7 @@ def copied_processes(monkeypatch):
     monkeypatch.setattr("hf_paradraft.pearl.process.get_context", lambda method: context)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(tmp_path_factory):
     """A target, and rows that it wrote."""
     folder = tmp_path_factory.mktemp("made")

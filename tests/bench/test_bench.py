@@ -40,7 +40,7 @@ def pard_chain(drafter, length):
     return drafted(Variant(f"pard-chain-k{length}", drafter, config))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # slow tests come before the module's others
 def results():
     target = tiny_model(dtype=torch.float32)
     drafter = near_copy(target)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lossless import assert_lossless
+from lossless import assert_lossless, listen
 from test_distributions import DRAFTERS, READERS, TARGET
 from tiny import near_copy, tiny_model
 from transformers import (
@@ -124,6 +124,21 @@ def test_whatever_else_draws_leaves_the_text_plain_generates(how, raises, prompt
     assert (plain is None) == (raises is not None)
     assert plain is None or torch.equal(plain, drafted)
     assert torch.equal(before, after)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_a_drafter_draws_changes_no_text(rows, prompt):
+    """The generator stands where it did before the drafter was asked."""
+    drafter = near_copy(TARGET, 0.1)
+
+    def draws(prefixes, guesses):
+        torch.rand(3)
+        return guesses
+
+    options = {"do_sample": True, "top_k": 0, "eos_token_id": None, "pad_token_id": 0}
+    with listen(drafter, draws) as heard:
+        assert_lossless(TARGET, drafter, prompt.repeat(rows, 1), seed=3, **options)
+    assert len(heard) > 2
 
 
 def test_a_batch_that_goes_on_plainly_uses_no_noise_twice():
