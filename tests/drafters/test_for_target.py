@@ -146,15 +146,16 @@ def test_set_without_a_choice(hub, prompt):
 @pytest.mark.slow
 def test_commands_that_name_a_target_alone(tmp_path, hub):
     from hf_paradraft.cli import app
-    from hf_paradraft.demo import FAMILY
+    from hf_paradraft.demo import FAMILY, QUESTIONS
 
-    file = tmp_path / "bench.json"
+    file, question = tmp_path / "bench.json", tmp_path / "one.jsonl"
+    question.write_text(QUESTIONS.read_text().splitlines(keepends=True)[0])
     line = [
         "bench",
         "--target",
         str(FAMILY / "target"),
-        "--per-category",
-        "1",
+        "--questions",
+        str(question),
         "--max-new-tokens",
         "8",
         "--no-equality",
