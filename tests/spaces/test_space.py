@@ -208,7 +208,7 @@ def app(monkeypatch, tmp_path):
     """The app's names, as it is with these settings: its functions without a server."""
 
     def made(**environment):
-        for name, value in environment.items():
+        for name, value in {"GRADIO_ANALYTICS_ENABLED": "False", **environment}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.syspath_prepend(ROOT / "spaces")
         with warnings.catch_warnings():
