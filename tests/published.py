@@ -14,6 +14,7 @@ from transformers import DynamicCache
 import hf_paradraft
 from hf_paradraft.decoding.features import Features
 from hf_paradraft.names import with_cache
+from hf_paradraft.protocol import Observation
 from hf_paradraft.protocol.drafter import KeyValues
 
 EXPECTED = load_file(Path(__file__).parent / "drafters" / "expected" / "expected.safetensors")
@@ -27,6 +28,20 @@ def features_of(drafter, length=LENGTH - 1):
     """
     rows = EXPECTED["features"][:length].split(D, dim=-1)
     return {key: rows[index % 3][None] + index // 3 for index, key in enumerate(drafter.features)}
+
+
+@torch.no_grad()
+def block_states(drafter, ids, features):
+    """The states `(B, block size, hidden)` of blocks behind whole texts `(B, n)`."""
+    drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
+    drafting.observe(
+        [
+            Observation(row, 0, {key: states[index] for key, states in features.items()})
+            for index, row in enumerate(ids)
+        ]
+    )
+    drafting.inject()
+    return drafter.fill(ids[:, -1], drafting.masks, drafting.cache)
 
 
 @torch.no_grad()

@@ -35,6 +35,7 @@ from .formats.speculators import proposal
 from .formats.tensors import neighbours_to_halves, renamed
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair
+from .reading import logits_behind
 
 logger = logging.get_logger(__name__)
 # tables that may have more rows than the target has ids
@@ -368,13 +369,12 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             num_draft_tokens: K; default: as configured.
 
         Returns:
-            `(B, K, V')`; row `d` guesses the token at distance `d + 1`. Where it guesses one token
-            after the other, each stands after the most probable ones before.
+            `(B, K, V')`; row `d` guesses the token at distance `d + 1`. A guess that depends on the
+            tokens before it stands after the most probable ones.
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return self.drafting(SpeculationConfig(), 0).logits_behind(
-            input_ids.to(self.device), features, count
-        )
+        drafting = self.drafting(SpeculationConfig(), 0)
+        return logits_behind(drafting, input_ids.to(self.device), features, count)
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embed ids, `(…, hidden)` in its own dtype, by its own table or the target's."""

@@ -84,63 +84,60 @@ class ReadingDrafting(Drafting):
         """Read guessed tokens; as `Extend`."""
         return self.reader.read_nodes(tokens, parents)
 
-    def logits_behind(
-        self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int
-    ) -> Tensor:
-        """Compute logits `(B, count, V')` after whole texts.
-
-        Arguments as for the function of that name.
-        """
-        return logits_behind(
-            self, ids, features, count, self.vocabulary, self.reader.model.reads_features
-        )
-
 
 @torch.no_grad()
 def logits_behind(
-    drafting: Any,
-    ids: LongTensor,
-    features: dict[FeatureKey, Tensor] | None,
-    count: int,
-    vocabulary: LongTensor | None = None,
-    reads_features: bool = True,
+    drafting: Drafting, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int
 ) -> Tensor:
     """Compute logits `(B, count, V')` after whole texts of equal length.
 
-    The drafting has read nothing yet. Where it goes on from tokens, each guess stands after the
-    most probable ones before.
+    A guess that depends on the tokens before it stands after the most probable ones.
 
     Args:
-        drafting: has `extend`, if its guesses are fewer than `count`.
+        drafting: gives `GuessedLogits`, and has read nothing yet.
         ids: int64 `(B, n)`.
         features: by key, `(B, n - 1, …)`; None where none are read.
         count: K.
-        vocabulary: int64 `(V',)`, the target's id of each of the drafter's; None: they are the
-            same.
-        reads_features: whether it wants any.
 
     Raises:
         ValueError: where features are read, none, or a text of one token.
     """
-    if reads_features:
-        if ids.shape[1] < 2 or features is None:
-            raise ValueError(
-                "Features belong to tokens that were read: give a text of two tokens at least, and "
-                "features of all but the last."
-            )
+    if features:
         drafting.observe(
             [
                 Observation(row, 0, {key: states[index] for key, states in features.items()})
                 for index, row in enumerate(ids)
             ]
         )
+    guesses: Any = drafting.propose([Prefix(row[None], count, 0) for row in ids])
+    first = guesses[0]
+    if not len(first.logits):
+        raise ValueError(
+            "Guesses are made from the target's hidden states: pass features, by key, of all "
+            "tokens but the last, of a text of two tokens at least."
+        )
     logits = torch.stack(
-        [guess.logits for guess in drafting.propose([Prefix(row[None], count, 0) for row in ids])]
+        [_most_probable(guess, row[-1:]) for guess, row in zip(guesses, ids, strict=True)]
     )
-    while logits.shape[1] < count:
-        token = to_target(logits[:, -1].max(-1).indices, vocabulary)
+    while first.extend is not None and logits.shape[1] < count:
+        token = to_target(logits[:, -1].max(-1).indices, first.vocabulary)
         parents = [[logits.shape[1] - 2]] * len(ids)
         logits = torch.cat(
-            [logits, torch.stack(drafting.extend(list(token[:, None]), parents))], dim=1
+            [logits, torch.stack(first.extend(list(token[:, None]), parents))], dim=1
         )
     return logits
+
+
+def _most_probable(guess: GuessedLogits, token: LongTensor) -> Tensor:
+    """Compute a guess's logits `(k, V')`, each biased by the most probable token before it.
+
+    `token`, int64 `(1,)`, is the text's last one.
+    """
+    if guess.bias is None:
+        return guess.logits
+    rows, memories = [], [None]
+    for depth, row in enumerate(guess.logits):
+        bias, memories = guess.bias(torch.tensor([depth], device=token.device), token, memories)
+        rows.append(row + bias[0].to(row))
+        token = to_target(rows[-1].argmax()[None], guess.vocabulary)
+    return torch.stack(rows)

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from lossless import assert_lossless
+from published import block_states
 from tiny import MASK, tiny_model
 from transformers import (
     AutoModelForCausalLM,
@@ -163,7 +164,7 @@ def test_an_untrained_drafter_begins_with_the_scale_of_the_targets_final_norm():
     ids, features = torch.tensor([[1, 2, 3, 4]]), {}
     blocks = hf_paradraft.DSparkDrafter.from_target(deep, MASK)
     features = {key: torch.randn(1, 3, 32) for key in blocks.features}
-    base = blocks.base_logits(blocks.guesses(blocks.all_states(ids, features)))
+    base = blocks.base_logits(blocks.guesses(block_states(blocks, ids, features)))
     # the head on the token before says nothing yet
     torch.testing.assert_close(blocks.draft_logits(ids, features), base)
 

@@ -6,12 +6,14 @@ import pytest
 import torch
 from datasets import Dataset
 from lossless import assert_lossless
+from published import block_states
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArguments
 
 import hf_paradraft
 from hf_paradraft.drafters.blocks.slots import block_mask, slots
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
+from hf_paradraft.drafters.reading import logits_behind
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
@@ -118,8 +120,8 @@ def test_training_blocks_are_what_is_drafted(kind):
             given = states_of(
                 target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
             )
-            states = drafter.block_states(
-                text, {key: states[:, :-1] for key, states in given.items()}
+            states = drafter.guesses(
+                block_states(drafter, text, {key: states[:, :-1] for key, states in given.items()})
             )
             before = batch["input_ids"][row, anchor : anchor + 3]
             expected = drafter.base_logits(states)[0]
@@ -158,8 +160,8 @@ def test_training_steps_are_what_is_drafted():
                 target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
             )
             drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
-            logits = drafting.logits_behind(
-                text, {key: states[:, :-1] for key, states in given.items()}, 1
+            logits = logits_behind(
+                drafting, text, {key: states[:, :-1] for key, states in given.items()}, 1
             )
             expected = [logits[0, -1]]
             for step in (1, 2):

@@ -14,7 +14,7 @@ from torch import LongTensor, Tensor, nn
 from ...protocol.guess import Bias
 from ..formats.identify import DFLASH2
 from .config import BlockConfig
-from .sequential import SequentialDrafter
+from .model import DFlashDrafter
 
 
 class GroupedConvolution(nn.Module):
@@ -120,7 +120,32 @@ class CandidateSelector(nn.Module):
         return torch.einsum("nr,ncr->nc", before, self.successor_codebook[candidates])
 
 
-class DFlash2Drafter(SequentialDrafter):
+def among_best(
+    logits: Tensor, count: int, score: Callable[[LongTensor, LongTensor, LongTensor], Tensor]
+) -> Bias:
+    """Make the bias of a head that scores each row's best tokens; all others are impossible.
+
+    Args:
+        logits: `(k, V)`, of a block's guesses before the head.
+        count: tokens that are scored in each row, at most.
+        score: makes scores `(n, c)` of rows and of the tokens before them, int64 `(n,)`, and of
+            their best tokens, int64 `(n, c)`.
+    """
+    best = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
+
+    @torch.no_grad()
+    def bias(
+        depths: LongTensor, tokens: LongTensor, memories: list[Any]
+    ) -> tuple[Tensor, list[Any]]:
+        rows = depths.to(best.device)
+        scores = score(rows, tokens.to(best.device), best[rows])
+        nothing = scores.new_full((len(tokens), logits.shape[-1]), -torch.inf)
+        return nothing.scatter(-1, best[rows], scores), [None] * len(tokens)
+
+    return bias
+
+
+class DFlash2Drafter(DFlashDrafter):
     """A DFlash2 drafter as `assistant_model`; arguments as for `DFlashDrafter`.
 
     Raises:
@@ -132,20 +157,14 @@ class DFlash2Drafter(SequentialDrafter):
     known_as = (DFLASH2,)
     training_options = None
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        vocabulary: LongTensor | None = None,
-        own_embedding: bool = False,
-        own_head: bool = False,
-    ):
-        super().__init__(config, vocabulary, own_embedding, own_head)
+    def add_parts(self, config: BlockConfig) -> None:
+        """Implement `DFlashDrafter.add_parts`."""
         sizes = (self.hidden_size, config.conv_kernel_size, config.conv_group_size)
         if config.selector_rank < 1:
             raise ValueError(
                 "This DFlash2 drafter's config names no selector_rank: save or download it again."
             )
-        if vocabulary is not None:
+        if self.vocabulary is not None:
             raise ValueError(
                 "A DFlash2 drafter selects among all of its target's tokens, and this one guesses "
                 "some of them."
@@ -160,23 +179,15 @@ class DFlash2Drafter(SequentialDrafter):
             ConvolvedLayer(layer, *sizes) for layer in self.stack.layers
         )
         self.selector = CandidateSelector(config.vocab_size, self.hidden_size, config.selector_rank)
-        self.eval()
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: only each row's best tokens are guessed.
+        """Implement `DFlashDrafter.bias_behind`: only each row's best tokens are guessed.
 
         The best are those of the highest logits.
         """
-        candidates = logits.topk(min(self.config.selector_top_k, logits.shape[-1]), dim=-1).indices
         states = self.guesses(states)
 
-        @torch.no_grad()
-        def bias(
-            depths: LongTensor, tokens: LongTensor, memories: list[Any]
-        ) -> tuple[Tensor, list[Any]]:
-            rows = depths.to(states.device)
-            scores = self.selector(tokens.to(states.device), states[rows], candidates[rows])
-            nothing = scores.new_full((len(tokens), logits.shape[-1]), -torch.inf)
-            return nothing.scatter(-1, candidates[rows], scores), [None] * len(tokens)
+        def score(rows: LongTensor, tokens: LongTensor, candidates: LongTensor) -> Tensor:
+            return self.selector(tokens, states[rows], candidates)
 
-        return bias
+        return among_best(logits, self.config.selector_top_k, score)

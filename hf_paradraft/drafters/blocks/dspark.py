@@ -15,10 +15,10 @@ from ...protocol.guess import Bias
 from ..formats.identify import DSPARK
 from .config import BlockConfig
 from .markov import MarkovHead
-from .sequential import SequentialDrafter
+from .model import DFlashDrafter
 
 
-class DSparkDrafter(SequentialDrafter):
+class DSparkDrafter(DFlashDrafter):
     """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`."""
 
     kind = "dspark"
@@ -26,14 +26,8 @@ class DSparkDrafter(SequentialDrafter):
     known_as = (DSPARK,)
     training_options = "DSparkTraining"
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        vocabulary: LongTensor | None = None,
-        own_embedding: bool = False,
-        own_head: bool = False,
-    ):
-        super().__init__(config, vocabulary, own_embedding, own_head)
+    def add_parts(self, config: BlockConfig) -> None:
+        """Implement `DFlashDrafter.add_parts`."""
         self.markov: MarkovHead | None = None
         self.confidence: nn.Linear | None = None
         if config.markov_rank:
@@ -123,7 +117,7 @@ class DSparkDrafter(SequentialDrafter):
         return torch.sigmoid(self.confidence_logits(states, before).float()).tolist()
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
-        """Implement `SequentialDrafter.bias_behind`."""
+        """Implement `DFlashDrafter.bias_behind`."""
         if (markov := self.markov) is None:
             return None
         first, states = self.first_memory(text[-1], states), self.guesses(states)

@@ -20,7 +20,8 @@ from ...protocol.guess import Bias
 from ..formats.identify import DSPINE
 from ..layers import turns
 from .config import BlockConfig
-from .sequential import SequentialDrafter
+from .dflash2 import among_best
+from .model import DFlashDrafter
 
 
 class Injection(nn.Module):
@@ -72,7 +73,7 @@ def _code(values: Tensor) -> Tensor:
     return (F.normalize(values.float(), dim=-1, eps=1e-12) * values.shape[-1] ** 0.5).to(values)
 
 
-class DSpineDrafter(SequentialDrafter):
+class DSpineDrafter(DFlashDrafter):
     """A DSpine drafter as `assistant_model`; arguments as for `DFlashDrafter`.
 
     Raises:
@@ -84,15 +85,13 @@ class DSpineDrafter(SequentialDrafter):
     known_as = (DSPINE,)
     training_options = None
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        vocabulary: LongTensor | None = None,
-        own_embedding: bool = False,
-        own_head: bool = False,
-    ):
-        super().__init__(config, vocabulary, own_embedding, own_head)
-        if vocabulary is not None or not config.fill_in or set(config.causal) != set(self.windows):
+    def add_parts(self, config: BlockConfig) -> None:
+        """Implement `DFlashDrafter.add_parts`."""
+        if (
+            self.vocabulary is not None
+            or not config.fill_in
+            or set(config.causal) != set(self.windows)
+        ):
             raise ValueError(
                 "A DSpine drafter fills its block in causally, with all of its target's tokens; "
                 "this one does not."
@@ -100,7 +99,6 @@ class DSpineDrafter(SequentialDrafter):
         sizes = (self.hidden_size, config.transfer_rank, config.message_size)
         self.injection = Injection(len(self.stack.layers), *sizes)
         self.register_buffer("transfer_codes", torch.zeros(config.vocab_size, config.transfer_rank))
-        self.eval()
 
     def codes(self, tokens: LongTensor) -> Tensor:
         """Look up the codes `(…, r)` of tokens, int64 `(…,)`."""
@@ -169,25 +167,18 @@ class DSpineDrafter(SequentialDrafter):
         return GuessedLogits(torch.zeros_like(logits), bias=self.bias_behind(text, states, logits))
 
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: the last messages again, from known tokens.
+        """Implement `DFlashDrafter.bias_behind`: the last messages again, from known tokens.
 
         They are computed once more from the tokens before themselves, instead of predicted codes.
         """
         last, states = len(self.stack.layers) - 1, self.guesses(states)
         codes = self.injection.predicted(last, states)
-        candidates = logits.topk(min(self.config.selector_top_k, logits.shape[-1]), dim=-1).indices
 
-        @torch.no_grad()
-        def bias(
-            depths: LongTensor, tokens: LongTensor, memories: list[Any]
-        ) -> tuple[Tensor, list[Any]]:
-            rows = depths.to(states.device)
+        def score(rows: LongTensor, tokens: LongTensor, candidates: LongTensor) -> Tensor:
             told = self.injection(last, states[rows], codes[rows], self.codes(tokens))
-            scores = self.chosen_logits(self.stack.norm(told), candidates[rows])
-            nothing = scores.new_full((len(tokens), logits.shape[-1]), -torch.inf)
-            return nothing.scatter(-1, candidates[rows], scores), [None] * len(tokens)
+            return self.chosen_logits(self.stack.norm(told), candidates)
 
-        return bias
+        return among_best(logits, self.config.selector_top_k, score)
 
     def chosen_logits(self, states: Tensor, ids: LongTensor) -> Tensor:
         """Compute logits `(n, c)` of some tokens for each of n normed states.

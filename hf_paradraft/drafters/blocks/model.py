@@ -19,6 +19,7 @@ from ...decoding.tree_attention import attention_windows
 from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ...protocol.guess import Bias
 from ..cache import compiled_method, make_room, plain_cache
 from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
@@ -63,7 +64,15 @@ class DFlashDrafter(FeatureDrafter):
             )
         self.logit_scale = config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
+        self.add_parts(config)
         self.eval()
+
+    def add_parts(self, config: BlockConfig) -> None:
+        """Add what a kind has more than DFlash; DFlash itself has no more.
+
+        Raises:
+            ValueError: the config lacks something, or sizes do not fit each other.
+        """
 
     @classmethod
     def from_target(
@@ -222,6 +231,18 @@ class DFlashDrafter(FeatureDrafter):
         """Select the states of a block that guess, in their order: `(…, drafts, hidden)`."""
         return states[..., 1:, :] if self.config.fill_in else states
 
+    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
+        """Make what one row's block adds to its logits after known tokens; None: nothing.
+
+        DFlash's blocks add nothing: kinds with a head that knows the token before do.
+
+        Args:
+            text: int64 `(n,)`, the newest tokens, two where there are as many.
+            states: `(block size, d)`, of the whole block.
+            logits: `(k, V')`, of its guesses before the head.
+        """
+        return None
+
     def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
         """Make the guess of one row's block, at most `room` tokens.
 
@@ -231,65 +252,10 @@ class DFlashDrafter(FeatureDrafter):
                 many.
             room: K.
         """
-        return GuessedLogits(
-            self.base_logits(self.guesses(states)[:room]), vocabulary=self.vocabulary
-        )
+        logits = self.base_logits(self.guesses(states)[:room])
+        bias = self.bias_behind(text.to(self.device), states, logits)
+        return GuessedLogits(logits, self.vocabulary, bias)
 
     def base_logits(self, states: Tensor) -> Tensor:
         """Compute logits `(…, V')` of states, before any head that looks at the token before."""
         return self.logits(states)[..., : self.num_guesses]
-
-    @torch.no_grad()
-    def block_states(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None
-    ) -> Tensor:
-        """Compute the states `(B, drafts, hidden)` that guess after whole prefixes.
-
-        Arguments as for `all_states`.
-        """
-        return self.guesses(self.all_states(input_ids, features))
-
-    @torch.no_grad()
-    def all_states(
-        self, input_ids: LongTensor, features: dict[FeatureKey, Tensor] | None
-    ) -> Tensor:
-        """Compute the states `(B, block size, hidden)` of blocks after whole prefixes.
-
-        No caches from before are needed.
-
-        Args:
-            input_ids: int64 `(B, n)`.
-            features: `(B, n - 1, d_t)` by key.
-        """
-        if features is None:
-            raise ValueError(
-                f"A {self.title} guesses from the target's hidden states: pass features, by key, "
-                "of all tokens but one."
-            )
-        rows, length = input_ids.shape[0], input_ids.shape[1] - 1
-        cache = RaggedCache(plain_cache(self.stack), rows, length)
-        if length:
-            self.inject(
-                self.fuse(features),
-                torch.arange(length, device=self.device).expand(rows, -1),
-                cache.cache,
-            )
-        return self.fill(input_ids[:, -1].to(self.device), self.masks([0] * rows), cache)
-
-    def draft_logits(
-        self,
-        input_ids: LongTensor,
-        features: dict[FeatureKey, Tensor] | None = None,
-        num_draft_tokens: int | None = None,
-    ) -> Tensor:
-        """Compute logits of the next tokens after a whole prefix, without caches.
-
-        Args:
-            input_ids: int64 `(B, n)`, without padding.
-            features: by key, `(B, n - 1, d_t)`: the newest token has none.
-            num_draft_tokens: K; default: all that a block has.
-
-        Returns:
-            `(B, K, V')`; row `d` guesses the token at distance `d + 1`.
-        """
-        return self.base_logits(self.block_states(input_ids, features))[:, :num_draft_tokens]

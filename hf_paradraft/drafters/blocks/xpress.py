@@ -17,7 +17,7 @@ from torch import LongTensor, Tensor, nn
 from ...protocol.guess import Bias
 from ..formats.identify import XPRESS
 from .config import BlockConfig
-from .sequential import SequentialDrafter
+from .model import DFlashDrafter
 
 
 class Refiner(nn.Module):
@@ -81,7 +81,7 @@ class Refiner(nn.Module):
         )
 
 
-class XPressDrafter(SequentialDrafter):
+class XPressDrafter(DFlashDrafter):
     """An XPress drafter as `assistant_model`; arguments as for `DFlashDrafter`.
 
     Raises:
@@ -93,25 +93,18 @@ class XPressDrafter(SequentialDrafter):
     known_as = (XPRESS,)
     training_options = None
 
-    def __init__(
-        self,
-        config: BlockConfig,
-        vocabulary: LongTensor | None = None,
-        own_embedding: bool = False,
-        own_head: bool = False,
-    ):
-        super().__init__(config, vocabulary, own_embedding, own_head)
+    def add_parts(self, config: BlockConfig) -> None:
+        """Implement `DFlashDrafter.add_parts`."""
         if config.refiner_rank < 1:
             raise ValueError(
                 "This XPress drafter's config names no xpress_rank: save or download it again."
             )
         sizes = (self.hidden_size, config.block_size, config.refiner_rank, config.refiner_size)
         self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
-        self.eval()
 
     @torch.no_grad()
     def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `SequentialDrafter.bias_behind`: a node's memory is its block's `a` so far."""
+        """Implement `DFlashDrafter.bias_behind`: a node's memory is its block's `a` so far."""
         refiner, rows = self.refiner, self.refiner.rows(states)
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
         # the newest token's own row stands after the token before it
