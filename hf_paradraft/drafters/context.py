@@ -5,17 +5,23 @@ and nothing else stays.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import LongTensor, Tensor
 from torch.nn.functional import pad
+from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
+from ..names import DynamicLayer
 from ..protocol import Drafting, GuessedLogits, Observation, Prefix
+from ..protocol.drafter import FeatureKey, KeyValues
 from .cache import compiled_method, fused_rows, make_room
+from .drafter import SavedDrafter
+from .pairs import last_target, remember_target
+from .reading import logits_behind
 
 
 class ContextDrafting(Drafting):
@@ -93,20 +99,31 @@ class ContextDrafting(Drafting):
         forked.nbytes = bytes_of(forked.cache.cache)
         return forked
 
-    def where_read(
-        self, prefixes: list[Prefix], guesses: Iterable[GuessedLogits] | None
-    ) -> list[GuessedLogits]:
-        """Keep the guesses of rows of which all but the newest token has been read.
+    @torch.no_grad()
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the tokens after each row of which all but the newest token has been read.
 
-        Other rows get none, and no row gets any without `guesses`.
+        Other rows get no guess.
         """
         nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
-        if guesses is None:
+        if self.cache is None:
             return [nothing] * len(prefixes)
+        self.inject()
+        newest = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
+        guesses = self.guesses(newest, prefixes)
         return [
             guess if end == prefix.ids.shape[1] - 1 else nothing
             for guess, end, prefix in zip(guesses, self.ends(), prefixes, strict=True)
         ]
+
+    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the tokens after each row, over the cache.
+
+        Args:
+            newest: int64 `(B,)`, the rows' newest tokens.
+            prefixes: of the rows.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no guesses(newest, prefixes).")
 
     def ends(self) -> list[int]:
         """Count each row's tokens up to the last one whose features are in the cache."""
@@ -131,3 +148,68 @@ class ContextDrafting(Drafting):
         compiled_method(self.drafter.inject, compiled)(context, positions, self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)
         self.waiting = [[] for _ in counts]
+
+
+class KeyValueDrafter(SavedDrafter):
+    """A drafter that reads keys and values of the target's own layers: Gemma 4's assistants, UNO.
+
+    Attributes:
+        network: what guesses; None: it needs a target first.
+        shapes: of each layer that is read: heads, and numbers of a key and of a value.
+    """
+
+    network: PreTrainedModel = None
+    shapes: Mapping[Any, tuple[int, int, int]]
+
+    def attach(self, target: PreTrainedModel) -> None:
+        """Refuse options that hide the target's cache, and note the target.
+
+        Raises:
+            ValueError: the target's forward is to be compiled.
+        """
+        if self.speculation_config.compile:
+            raise ValueError(
+                f"A {self.title} reads the target's cache, which a compiled forward does not show: "
+                "leave compile off."
+            )
+        remember_target(self, target)
+
+    def draft_logits(
+        self,
+        input_ids: LongTensor,
+        features: dict[FeatureKey, Tensor] | None = None,
+        num_draft_tokens: int | None = None,
+    ) -> Tensor:
+        """Compute logits `(B, K, V)`, with the target that it was attached to last.
+
+        Arguments as for `FeatureDrafter.draft_logits`.
+
+        Raises:
+            ValueError: it is attached to no target.
+        """
+        if (target := last_target(self)) is None:
+            raise ValueError(f"A {self.title} drafts with its target: attach(target) first.")
+        count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        return logits_behind(self.start_drafting(target, 0), input_ids, features, count)
+
+    def empty_context(self, num_slots: int) -> Cache:
+        """Make a cache for the layers that are read."""
+        cache = DynamicCache()
+        cache.layers = [DynamicLayer() for _ in self.shapes]
+        return cache
+
+    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
+        """Put keys and values of all layers side by side, `(f, width)`."""
+        rows = [states for key, states in features.items() if isinstance(key, KeyValues)]
+        network = self.network
+        return torch.cat([states.to(network.device, network.dtype) for states in rows], dim=-1)
+
+    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
+        """Write them into the cache; positions are in the keys already."""
+        widths = [heads * size for heads, *both in self.shapes.values() for size in both]
+        parts = iter(context.split(widths, dim=-1))
+        for index, (heads, *_) in enumerate(self.shapes.values()):
+            keys, values = (
+                next(parts).unflatten(-1, (heads, -1)).transpose(1, 2) for _ in range(2)
+            )
+            cache.update(keys, values, index)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
+from torch import LongTensor
 
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ..context import ContextDrafting
@@ -25,17 +25,12 @@ class BlockDrafting(ContextDrafting):
         width = config.compiled_width
         super().__init__(drafter, width, width and max_length + width + drafter.config.block_size)
 
-    @torch.no_grad()
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Fill a block after each row; nothing after a row whose features are not there."""
-        if self.cache is None:
-            return self.where_read(prefixes, None)
-        self.inject()
-        anchors = torch.stack([prefix.ids[0, -1] for prefix in prefixes]).to(self.drafter.device)
-        states = self.drafter.fill(anchors, self.masks, self.cache, self.compiled_width > 0)
+    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Implement `ContextDrafting.guesses`, by a block after each row."""
+        compiled = self.compiled_width > 0
+        states = self.drafter.fill(newest, self.masks, self.cache, compiled)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
-        guesses = [
+        return [
             self.drafter.guess(rows, prefix.ids[0, -2:], prefix.room)
             for rows, prefix in zip(states, prefixes, strict=True)
         ]
-        return self.where_read(prefixes, guesses)

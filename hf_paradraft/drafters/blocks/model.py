@@ -203,7 +203,7 @@ class DFlashDrafter(FeatureDrafter):
         size, lengths = self.config.block_size, cache.lengths
         make_room(cache, size)
         ids = torch.full((len(anchors), size), self.config.mask_token_id, device=self.device)
-        ids[:, 0] = anchors
+        ids[:, 0] = anchors.to(self.device)
         depths = torch.arange(size, device="cpu").expand(len(anchors), -1)
         everything = torch.ones((len(anchors), size, size), dtype=torch.bool, device="cpu")
         by_kind: dict[str, Tensor] = {}

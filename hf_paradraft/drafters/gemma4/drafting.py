@@ -24,21 +24,22 @@ class Gemma4Drafting(ContextDrafting):
 
     def __init__(self, drafter: Any):
         super().__init__(drafter)
-        self.last: list[
-            Tensor | None
-        ] = []  # of each row, the target's state of the last token that it has read, (d_t,)
-        self.states: list[
-            list[Tensor]
-        ] = []  # of each row, after its text and after each node, (d_t,)
+        network = drafter.network
+        size = network.config.backbone_hidden_size
+        self.nothing = torch.zeros(size, device=network.device, dtype=network.dtype)
+        # of each row, the target's state of the last token that it has read, (d_t,)
+        self.last: list[Tensor] = []
+        # of each row, after its text and after each node, (d_t,)
+        self.states: list[list[Tensor]] = []
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep keys and values, and the newest state."""
         super().observe(observations)
-        self.last = self.last or [None] * len(observations)
+        self.last = self.last or [self.nothing] * len(observations)
         for row, seen in enumerate(observations):
             # a piece may be padding alone
             if seen is not None and len(seen.features.get("normed", ())):
-                self.last[row] = seen.features["normed"][-1]
+                self.last[row] = seen.features["normed"][-1].to(self.nothing)
 
     def join(self, other: Drafting) -> bool:
         """Implement `Drafting.join`."""
@@ -59,25 +60,14 @@ class Gemma4Drafting(ContextDrafting):
         """
         forked: Any = super().fork(row, read)
         if forked is not None:
-            forked.last = [None]
+            forked.last = [self.nothing]
         return forked
 
-    @torch.no_grad()
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Guess the token after each row; nothing after a row whose features are not there."""
-        if self.cache is None or not any(state is not None for state in self.last):
-            return self.where_read(prefixes, None)
-        self.inject()
-        some = next(state for state in self.last if state is not None)
-        before = torch.stack(
-            [torch.zeros_like(some) if state is None else state for state in self.last]
-        )
-        tokens = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
-        logits, states = self._read(tokens[:, None], before[:, None])
+    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Implement `ContextDrafting.guesses`: one token after each row, and more by `extend`."""
+        logits, states = self._read(newest[:, None], torch.stack(self.last)[:, None])
         self.states = [[state] for state in states[:, 0]]
-        return self.where_read(
-            prefixes, [GuessedLogits(guess, extend=self.extend) for guess in logits]
-        )
+        return [GuessedLogits(guess, extend=self.extend) for guess in logits]
 
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import AutoModelForCausalLM, Cache, DynamicCache, DynamicLayer, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
@@ -18,18 +18,17 @@ from ...decoding.tree_attention import additive
 from ...files import refuse_missing, tensor_names, write_json
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
-from ..drafter import SavedDrafter
+from ..context import KeyValueDrafter
 from ..feature_drafter import PADDING
 from ..formats.folder import DrafterFolder
 from ..formats.values import read_config
-from ..pairs import last_target, pair, remember_target
-from ..reading import logits_behind
+from ..pairs import pair
 from .drafting import Gemma4Drafting
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
-class Gemma4Drafter(SavedDrafter):
+class Gemma4Drafter(KeyValueDrafter):
     """A Gemma 4 assistant that guesses token after token over the target's keys and values.
 
     It reads the target's embedding of the last token, the target's state before that, and the
@@ -41,7 +40,7 @@ class Gemma4Drafter(SavedDrafter):
         speculation_config: default: as for other drafters.
 
     Attributes:
-        table: the target's embedding; None: it is attached to none.
+        table: the embedding of the target that this is a view of.
     """
 
     kind = "gemma4"
@@ -49,14 +48,14 @@ class Gemma4Drafter(SavedDrafter):
     about = "queries the target's own keys and values, and guesses one token after the other"
     fits = "transformers, vLLM and SGLang, with its Gemma 4 target"
 
+    table: torch.nn.Module = None
+
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
-        self.model, self.speculation_config = model, speculation_config or SpeculationConfig()
-        self.table: torch.nn.Module | None = None
+        self.network, self.speculation_config = model, speculation_config or SpeculationConfig()
         layers = {layer.self_attn.layer_type: layer.self_attn for layer in model.model.layers}
         heads = model.config.get_text_config().num_attention_heads
-        # Of each kind of layer: heads of its keys, and numbers of each.
         self.shapes = {
-            kind: (heads // part.num_key_value_groups, part.head_dim)
+            kind: (heads // part.num_key_value_groups, part.head_dim, part.head_dim)
             for kind, part in layers.items()
         }
 
@@ -104,7 +103,7 @@ class Gemma4Drafter(SavedDrafter):
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""
-        self.model.save_pretrained(folder, **kwargs)
+        self.network.save_pretrained(folder, **kwargs)
         config = read_config(folder)
         config["paradraft"] = {"speculation_config": asdict(self.speculation_config)}
         write_json(folder / "config.json", config)
@@ -121,11 +120,6 @@ class Gemma4Drafter(SavedDrafter):
             ),
             ("head", "by centroids" if config.get("use_ordered_embeddings") else "of all tokens"),
         ]
-
-    @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return self.model.pre_projection.weight.device
 
     def sources(self, target: PreTrainedModel) -> dict[str, int]:
         """Find the target's layers whose keys and values are read, by kind.
@@ -154,18 +148,18 @@ class Gemma4Drafter(SavedDrafter):
                 f"{who} reads keys and values of Gemma 4, and the target is of type "
                 f"{config.model_type}."
             )
-        if config.hidden_size != self.model.config.backbone_hidden_size:
+        if config.hidden_size != self.network.config.backbone_hidden_size:
             raise ValueError(
-                f"{who} reads states of {self.model.config.backbone_hidden_size} numbers, and the "
-                f"target's have {config.hidden_size}: it was made for another target."
+                f"{who} reads states of {self.network.config.backbone_hidden_size} numbers, and "
+                f"the target's have {config.hidden_size}: it was made for another target."
             )
-        if abs(self.model.config.get_text_config().vocab_size - config.vocab_size) > PADDING:
+        if abs(self.network.config.get_text_config().vocab_size - config.vocab_size) > PADDING:
             raise ValueError(
-                f"{who} guesses {self.model.config.get_text_config().vocab_size} ids, and the "
+                f"{who} guesses {self.network.config.get_text_config().vocab_size} ids, and the "
                 f"target has {config.vocab_size}."
             )
         layers, sources = layers_of(target), self.sources(target)
-        for kind, (heads, size) in self.shapes.items():
+        for kind, (heads, size, _) in self.shapes.items():
             attention = layers[sources[kind]].self_attn if kind in sources else None
             if attention is None or (attention.k_proj.out_features, attention.head_dim) != (
                 heads * size,
@@ -175,85 +169,31 @@ class Gemma4Drafter(SavedDrafter):
                     f"{who} reads {heads} heads of {size} numbers in {kind} layers, and the target "
                     "has others."
                 )
-        if self.speculation_config.compile:
-            raise ValueError(
-                f"{who} reads the target's cache, which a compiled forward does not show: leave "
-                "compile off."
-            )
-        table = target.get_input_embeddings()
-        pair(self, target, table=table)
-        self.table = table
-        remember_target(self, target)
+        pair(self, target, table=target.get_input_embeddings())
+        super().attach(target)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Gemma4Drafting:
         """Begin a `generate` call; its state is its own."""
         return Gemma4Drafting(pair(self, target))
 
-    def draft_logits(
-        self,
-        input_ids: LongTensor,
-        features: dict[FeatureKey, Tensor] | None = None,
-        num_draft_tokens: int | None = None,
-    ) -> Tensor:
-        """Compute logits of the tokens after whole prefixes, without caches.
-
-        Each row follows the most probable tokens of the rows before it.
-
-        Args:
-            input_ids: int64 `(B, n)`, n at least 2, without padding.
-            features: by key, `(B, n - 1, …)`: the newest token has none.
-            num_draft_tokens: K; default: as configured.
-
-        Returns:
-            `(B, K, V)`; what its centroids leave out is impossible.
-        """
-        target = last_target(self)
-        drafting = Gemma4Drafting(self if target is None else pair(self, target))
-        return logits_behind(
-            drafting,
-            input_ids,
-            features,
-            num_draft_tokens or self.speculation_config.num_draft_tokens,
-        )
-
-    def empty_context(self, num_slots: int) -> Cache:
-        """Make a cache with a layer for each kind."""
-        cache = DynamicCache()
-        cache.layers = [DynamicLayer() for _ in self.shapes]
-        return cache
-
     def masks(self, offsets: list[int]) -> dict[str, Any]:
         """Return no masks, for rows have none of their own: `_masks` makes those of a forward."""
         return {}
-
-    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """Put keys and values of all kinds side by side, `(f, width)`."""
-        rows = [states for key, states in features.items() if isinstance(key, KeyValues)]
-        return torch.cat([states.to(self.device, self.model.dtype) for states in rows], dim=-1)
-
-    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
-        """Write them into the cache; positions are in the keys already."""
-        widths = [2 * heads * size for heads, size in self.shapes.values()]
-        for index, ((heads, size), rows) in enumerate(
-            zip(self.shapes.values(), context.split(widths, dim=-1), strict=True)
-        ):
-            keys, values = rows.view(*rows.shape[:2], 2, heads, size).permute(2, 0, 3, 1, 4)
-            cache.update(keys, values, index)
 
     def _masks(self, lengths: list[int], size: int) -> dict[str, Tensor]:
         """Hide the slots of the cache that a row's queries do not see, by kind of layer.
 
         The masks are additive, `(B, 1, size, slots)`, for `size` queries after each row.
         """
-        window = self.model.config.get_text_config().sliding_window
-        slots = torch.arange(max(lengths), device=self.device)
-        ends = torch.tensor(lengths, device=self.device)[:, None]
+        window = self.network.config.get_text_config().sliding_window
+        slots = torch.arange(max(lengths), device=self.network.device)
+        ends = torch.tensor(lengths, device=self.network.device)[:, None]
         seen = slots < ends
         # transformers' own masks reach as far back, measured from the last key.
         near = seen & (slots >= ends - 1 - window)
         by_kind = {kind: near if kind == "sliding_attention" else seen for kind in self.shapes}
         return {
-            kind: additive(rows[:, None, None].expand(-1, 1, size, -1), self.model.dtype)
+            kind: additive(rows[:, None, None].expand(-1, 1, size, -1), self.network.dtype)
             for kind, rows in by_kind.items()
         }
 
@@ -271,30 +211,26 @@ class Gemma4Drafter(SavedDrafter):
         Returns:
             Logits `(B, M, V)`, and states `(B, M, d_t)`.
         """
-        if self.table is None:
-            raise ValueError(
-                f"This {self.title} shares its target's embedding: attach(target) first."
-            )
         embedded = self.table(ids.to(next(self.table.parameters()).device)).to(
-            self.device, self.model.dtype
+            self.network.device, self.network.dtype
         )
-        inputs = self.model.pre_projection(torch.cat([embedded, before.to(embedded)], dim=-1))
+        inputs = self.network.pre_projection(torch.cat([embedded, before.to(embedded)], dim=-1))
         layers = dict(zip(self.shapes, cache.cache.layers, strict=True))
-        outputs = self.model.model(
+        outputs = self.network.model(
             inputs_embeds=inputs,
             attention_mask=self._masks(cache.lengths, ids.shape[1]),
-            position_ids=positions.to(self.device),
+            position_ids=positions.to(self.network.device),
             shared_kv_states={kind: (layer.keys, layer.values) for kind, layer in layers.items()},
             use_cache=False,
             # of an int 5.24 slices inputs of layers, which these have not
             logits_to_keep=torch.arange(ids.shape[1], device=ids.device),
         )
         states = outputs.last_hidden_state
-        if self.model.masked_embedding is None:
-            return self.model.lm_head(states), self.model.post_projection(states)
-        logits = self.model.masked_embedding(states, self.model.lm_head.weight)
+        if self.network.masked_embedding is None:
+            return self.network.lm_head(states), self.network.post_projection(states)
+        logits = self.network.masked_embedding(states, self.network.lm_head.weight)
         # Tokens of other centroids all have one logit, below any other: they are not guessed.
-        return logits.masked_fill(logits == logits.min(), -torch.inf), self.model.post_projection(
+        return logits.masked_fill(logits == logits.min(), -torch.inf), self.network.post_projection(
             states
         )
 

@@ -16,7 +16,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor
-from transformers import Cache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
@@ -26,19 +26,17 @@ from ...names import with_cache
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..cache import guesses_of, plain_cache
-from ..context import ContextDrafting
-from ..drafter import SavedDrafter
+from ..context import ContextDrafting, KeyValueDrafter
 from ..formats.folder import RECORD, DrafterFolder
 from ..layers import StackMasks
-from ..pairs import last_target, pair, remember_target
-from ..reading import logits_behind
+from ..pairs import pair
 from .adapter import noise_at, with_adapter
 
 WEIGHTS = "adapter_model.safetensors"
 DRAFTS = 5
 
 
-class UnoDrafter(SavedDrafter):
+class UnoDrafter(KeyValueDrafter):
     """A target that guesses by itself, with an adapter that is on in noise alone.
 
     Its text stays its own.
@@ -49,8 +47,7 @@ class UnoDrafter(SavedDrafter):
         speculation_config: default: `DRAFTS` tokens.
 
     Attributes:
-        network: the target's own weights with the adapter; None: it is attached to none.
-        shapes: of each layer's cache: heads, and numbers of a key and of a value.
+        network: the weights of the target that this is a view of, with the adapter.
     """
 
     kind = "uno"
@@ -69,8 +66,6 @@ class UnoDrafter(SavedDrafter):
     ):
         self.config, self.tensors = config, tensors
         self.speculation_config = speculation_config or SpeculationConfig(DRAFTS)
-        self.network: PreTrainedModel | None = None
-        self.shapes: list[tuple[int, int, int]] = []
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
@@ -183,65 +178,22 @@ class UnoDrafter(SavedDrafter):
                 f"{type(target).__name__} shares keys and values between layers, which a "
                 f"{self.title} cannot read."
             )
-        if self.speculation_config.compile:
-            raise ValueError(
-                f"A {self.title} reads the target's cache, which a compiled forward does not show: "
-                "leave compile off."
-            )
         network = pair(self, target).network
         # Who moves a target puts other tensors in the place of its buffers, and who resizes it in
         # that of its embedding.
         if network is None or not _tensors(target) <= _tensors(network):
             network = with_adapter(target, self.config, self.tensors)
             pair(self, target, network=network, shapes=_shapes(network))
-        remember_target(self, target)
+        super().attach(target)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> UnoDrafting:
         """Begin a `generate` call; its state is its own."""
         return UnoDrafting(pair(self, target))
 
-    def draft_logits(
-        self,
-        input_ids: LongTensor,
-        features: dict[FeatureKey, Tensor] | None = None,
-        num_draft_tokens: int | None = None,
-    ) -> Tensor:
-        """Compute logits `(B, K, V)` of the next tokens in one forward.
-
-        Arguments as for `FeatureDrafter.draft_logits`. The first row's logits are the target's own.
-
-        Raises:
-            ValueError: it is attached to no target.
-        """
-        if (target := last_target(self)) is None:
-            raise ValueError(
-                f"A {self.title} drafts with its target's weights: attach(target) first."
-            )
-        count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return logits_behind(UnoDrafting(pair(self, target)), input_ids, features, count)
-
-    def empty_context(self, num_slots: int) -> Cache:
-        """Make a cache whose layers keep every token."""
-        return plain_cache(self.network)
-
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
         """Make the attention masks of rows whose first cache slots hold these positions."""
         windows = attention_windows(self.network)
         return {"rows": StackMasks(windows, offsets, self.network.dtype, self.network.device)}
-
-    def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
-        """Put keys and values of all layers side by side, `(f, width)`."""
-        return torch.cat([states.to(self.network.device) for states in features.values()], dim=-1)
-
-    def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
-        """Write them into the cache; positions are in the keys already."""
-        widths = [heads * size for heads, *both in self.shapes for size in both]
-        parts = iter(context.split(widths, dim=-1))
-        for index, (heads, *_) in enumerate(self.shapes):
-            keys, values = (
-                next(parts).unflatten(-1, (heads, -1)).transpose(1, 2) for _ in range(2)
-            )
-            cache.update(keys, values, index)
 
     def read(
         self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache
@@ -282,17 +234,17 @@ def _tensors(model: PreTrainedModel) -> set[int]:
 
 
 @torch.no_grad()
-def _shapes(model: PreTrainedModel) -> list[tuple[int, int, int]]:
+def _shapes(model: PreTrainedModel) -> dict[int, tuple[int, int, int]]:
     """Find the shape of each layer's cache: heads, and numbers of a key and of a value.
 
     One token is read for that.
     """
     cache, token = plain_cache(model), torch.zeros((1, 1), dtype=torch.long, device=model.device)
     model(input_ids=token, use_cache=True, **with_cache(model, cache))
-    return [
-        (layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
-        for layer in cache.layers
-    ]
+    return {
+        index: (layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
+        for index, layer in enumerate(cache.layers)
+    }
 
 
 class UnoDrafting(ContextDrafting):
@@ -304,14 +256,9 @@ class UnoDrafting(ContextDrafting):
         drafter: attached to its target; nothing of it changes.
     """
 
-    @torch.no_grad()
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Guess the tokens after each row; nothing after a row whose features are not there."""
-        if self.cache is None:
-            return self.where_read(prefixes, None)
-        self.inject()
+    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Implement `ContextDrafting.guesses`, by one forward over all rows."""
         count = max(1, *(prefix.room for prefix in prefixes))
-        last = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
-        logits = self.drafter.read(last, count, self.masks["rows"], self.ends(), self.cache)
+        logits = self.drafter.read(newest, count, self.masks["rows"], self.ends(), self.cache)
         self.cache.keep([[]] * len(prefixes), count)
-        return self.where_read(prefixes, guesses_of(logits, prefixes))
+        return guesses_of(logits, prefixes)
