@@ -20,7 +20,7 @@ from .drafter import SavedDrafter
 from .formats.folder import DrafterFolder
 from .formats.values import provenance_of, read_config
 from .pard.config import mend_sampling
-from .reading import ReadingDrafting
+from .reader import Reader
 
 
 class AutoregressiveDrafter(SavedDrafter):
@@ -138,9 +138,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own. No round is compiled."""
-        return ReadingDrafting(
-            CausalRows(self.model), SpeculationConfig(), max_length, extends=True
-        )
+        return Reader(CausalRows(self.model), SpeculationConfig(), max_length, extends=True)
 
     def draft_logits(
         self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None

@@ -20,8 +20,8 @@ from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import INDEX, WHOLE, refuse_missing, tensor_files
 from ..names import stores_nothing, with_cache
 from ..outer_names import innermost
-from ..protocol import Prefix, SpeculationConfig
-from .cache import check_continues, newer_halves
+from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
+from .cache import check_continues, guesses_of, newer_halves
 from .reader import Reader, RowModel
 
 
@@ -142,10 +142,10 @@ class CausalRows(RowModel):
             and other.mask_ids == self.mask_ids
         )
 
-    def reader(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Implement `RowModel.reader`: `OneTextReader` for a model without explicit masks.
+    def drafting(self, config: SpeculationConfig, max_length: int) -> Drafting:
+        """Begin one call's drafting; arguments as for `Reader`.
 
-        It reads one text at a time.
+        A model without explicit masks reads one text at a time.
         """
         if attention_windows(self.stack) is None:
             return OneTextReader(self)
@@ -201,16 +201,14 @@ def read_with_masks(
     return logits
 
 
-class OneTextReader:
-    """One call's reading by a causal LM that takes no explicit masks.
+class OneTextReader(Drafting):
+    """One call's drafting by a causal LM that takes no explicit masks.
 
     Such a model has flash attention or a recurrent state.
 
     Args:
         model: the causal LM, and its masks.
     """
-
-    compiled_width = 0
 
     def __init__(self, model: CausalRows):
         self.model, self.cache, self.start, self.length = model, empty_cache(model.stack), 0, 0
@@ -224,6 +222,10 @@ class OneTextReader:
                 "drafts for one prompt at a time: call generate once per "
                 f"prompt{or_sdpa(network)}."
             )
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the tokens after the text."""
+        return guesses_of(self.read(prefixes, prefixes[0].room), prefixes)
 
     @torch.no_grad()
     def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
@@ -256,13 +258,6 @@ class OneTextReader:
                 self.cache.crop(-more)
             else:  # a state cannot go back so far, and a window has dropped what it would need
                 self.cache = empty_cache(self.model.stack)
-
-    def join(self, other: Any) -> bool:
-        """Tell that another one's texts cannot be read with its own."""
-        return False
-
-    def fork(self, row: int, read: int) -> None:
-        """Keep nothing for later calls."""
 
 
 def load_whole(

@@ -342,7 +342,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
         """Begin one call's drafting with the target that was attached last.
 
-        Arguments as for `ReadingDrafting`.
+        Arguments as for `Reader`.
         """
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:

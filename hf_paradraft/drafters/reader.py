@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
@@ -21,14 +20,15 @@ from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..decoding.growing import width_on
-from ..decoding.joining import join_caches, join_masks, row_of, select_cache, select_masks
+from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
 from ..decoding.tree_attention import attention_windows
-from ..protocol import Observation, Prefix, SpeculationConfig
+from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import (
     Nodes,
     compiled_method,
     fused_rows,
+    guesses_of,
     make_room,
     newer_halves,
     plain_cache,
@@ -127,18 +127,16 @@ class RowModel(ABC):
         """Tell whether another one's texts may be read with its own, in one forward."""
         return other.stack is self.stack
 
-    def reader(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Begin one call's reading; arguments as for `Reader`."""
-        return Reader(self, config, max_length)
 
-
-class Reader:
-    """One call's reading of ragged rows.
+class Reader(Drafting):
+    """One call's drafting by a network that reads ragged rows: what is new, and guesses after it.
 
     Args:
         model: shared with other calls; nothing of it changes.
         config: how it is used; where it says so, rounds after the prompt are compiled.
         max_length: tokens of a row at most, for these.
+        vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
+        extends: whether it goes on from tokens that the engine chose, instead of reading masks.
 
     Attributes:
         follower: another reader, whose features are this one's states; None: there is none.
@@ -146,8 +144,15 @@ class Reader:
 
     follower: Reader | None = None
 
-    def __init__(self, model: RowModel, config: SpeculationConfig, max_length: int):
-        self.model = model
+    def __init__(
+        self,
+        model: RowModel,
+        config: SpeculationConfig,
+        max_length: int,
+        vocabulary: LongTensor | None = None,
+        extends: bool = False,
+    ):
+        self.model, self.vocabulary, self.extends = model, vocabulary, extends
         self.compiled_width = config.compiled_width  # tokens that such a round reads
         at_once = 1 if config.tree_size is None else width_on(model.stack.device)
         self.width = at_once if config.compile else 0  # nodes, likewise
@@ -178,11 +183,11 @@ class Reader:
         if self.follower is not None:
             self.follower._begin([start + 1 for start in starts])
 
-    def check_texts(self, count: int) -> None:
-        """Take any number of texts."""
-
-    def observe(self, observations: Sequence[Observation | None]) -> None:
-        """Keep what the target's forward brought of each row."""
+    @torch.no_grad()
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Keep the features that the target's forward brought of each row, if they are read."""
+        if not self.model.reads_features:
+            return
         if self.cache is None:
             begins = [0 if seen is None else seen.begin for seen in observations]
             self._begin(
@@ -190,6 +195,17 @@ class Reader:
             )
         for row, fused in fused_rows(self.model, observations).items():
             self.fused[row] = torch.cat([self.fused[row], fused])
+
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Guess the tokens after each row; none after a row without features."""
+        most = (
+            self.compiled_width - 1
+            if self.compiled_width
+            else max(prefix.room for prefix in prefixes)
+        )
+        logits = self.read(prefixes, 1 if self.extends else most)
+        extend = self.extend if self.extends else None
+        return guesses_of(logits, prefixes, vocabulary=self.vocabulary, extend=extend)
 
     @torch.no_grad()
     def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
@@ -253,13 +269,14 @@ class Reader:
             self.cache.keep(paths, self.nodes.columns)
         self.nodes = Nodes(len(self.starts))
 
-    def join(self, other: Reader) -> bool:
+    def join(self, other: Drafting) -> bool:
         """Read another reader's rows too, after these, and tell whether that can be.
 
         It can if both have begun, alike, and are not compiled.
         """
         if (
-            not self.model.reads_like(other.model)
+            not isinstance(other, type(self))
+            or not self.model.reads_like(other.model)
             or self.compiled_width
             or self.cache is None
             or other.cache is None
@@ -296,6 +313,7 @@ class Reader:
         forked.states = [self.states[row][:1]]
         forked.attention = copy.copy(self.attention)
         select_masks(forked.attention, [row])
+        forked.nbytes = bytes_of(forked.cache.cache)
         return forked
 
     @property
@@ -377,7 +395,7 @@ class Reader:
         return logits
 
     @torch.no_grad()
-    def read_nodes(
+    def extend(
         self,
         tokens: list[LongTensor],
         parents: list[list[int]],

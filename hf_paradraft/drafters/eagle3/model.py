@@ -25,8 +25,7 @@ from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published
 from ..layers import GEMMA4, behind_attention, turns
 from ..pairs import pair
-from ..reader import RowModel
-from ..reading import ReadingDrafting
+from ..reader import Reader, RowModel
 from .config import Eagle3Config, eagle3_config
 
 
@@ -160,11 +159,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         """Implement `FeatureDrafter.view_of`, with the layers that it reads of `target`."""
         return pair(self, target, features=self.needed_of(target))
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
+    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
-        return ReadingDrafting(
-            self, config, max_length, self.vocabulary, extends=not self.config.parallel
-        )
+        return Reader(self, config, max_length, self.vocabulary, extends=not self.config.parallel)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import LongTensor, Tensor
 
 from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from ..reader import Reader, RowModel
-from ..reading import ReadingDrafting
 
 
 @dataclass
@@ -31,12 +31,12 @@ class GuessedNode:
     indices: dict[int, int] = field(default_factory=dict)
 
 
-class StepDrafting(ReadingDrafting):
+class StepDrafting(Reader):
     """One call's drafting by several layers, each with the states of the layer before it.
 
     Args:
         models: the D layers, in their order.
-        config, max_length, vocabulary: as for `ReadingDrafting`.
+        config, max_length, vocabulary: as for `Reader`.
     """
 
     def __init__(
@@ -47,11 +47,10 @@ class StepDrafting(ReadingDrafting):
         vocabulary: LongTensor | None = None,
     ):
         super().__init__(models[0], config, max_length, vocabulary, extends=True)
-        self.readers = [self.reader]
-        for model in models[1:]:
-            self.readers[-1].follower = follower = Reader(model, config, max_length)
-            self.readers.append(follower)
-        self.nodes: list[list[GuessedNode]] = []
+        self.followers = [Reader(model, config, max_length) for model in models[1:]]
+        for reader, follower in pairwise([self, *self.followers]):
+            reader.follower = follower
+        self.guessed: list[list[GuessedNode]] = []  # of each row
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the token after each row by the first layer.
@@ -59,23 +58,23 @@ class StepDrafting(ReadingDrafting):
         The other layers read the text, each with the states of the layer before it.
         """
         guesses = super().propose(prefixes)
-        for reader in self.readers[1:]:
+        for reader in self.followers:
             reader.read(prefixes, 1)
-        self.nodes = [
-            [GuessedNode(-1, dict.fromkeys(range(len(self.readers)), -1))] for _ in prefixes
-        ]
+        layers = range(1 + len(self.followers))
+        self.guessed = [[GuessedNode(-1, dict.fromkeys(layers, -1))] for _ in prefixes]
         return guesses
 
     def join(self, other: Drafting) -> bool:
         """Implement `Drafting.join`."""
-        return isinstance(other, StepDrafting) and all(
-            reader.join(joining)
-            for reader, joining in zip(self.readers, other.readers, strict=True)
-        )
+        if not isinstance(other, StepDrafting) or not super().join(other):
+            return False
+        pairs = zip(self.followers, other.followers, strict=True)
+        return all(reader.join(joining) for reader, joining in pairs)
 
     def select(self, rows: list[int]) -> None:
         """Implement `Drafting.select`."""
-        for reader in self.readers:
+        super().select(rows)
+        for reader in self.followers:
             reader.select(rows)
 
     def fork(self, row: int, read: int) -> None:
@@ -89,11 +88,11 @@ class StepDrafting(ReadingDrafting):
         """Read guessed tokens; as `Extend`."""
         above = [
             [nodes[1 + parent] for parent in row]
-            for nodes, row in zip(self.nodes, parents, strict=True)
+            for nodes, row in zip(self.guessed, parents, strict=True)
         ]
         new = [[GuessedNode(parent.depth + 1) for parent in row] for row in above]
         logits: list[list[Tensor]] = [[torch.empty(0, device="cpu")] * len(row) for row in new]
-        for layer, reader in enumerate(self.readers[1:], 1):
+        for layer, (before, reader) in enumerate(pairwise([self, *self.followers]), 1):
             # What stands deeper has no state of the layer before: no guess after it needs this
             # layer.
             chosen = [
@@ -101,12 +100,12 @@ class StepDrafting(ReadingDrafting):
             ]
             if not any(chosen):
                 continue
-            states = self.readers[layer - 1].states
+            states = before.states
             lengths = [len(nodes) for nodes in reader.nodes.rows]
             parent_nodes = [
                 [above[row][index] for index in places] for row, places in enumerate(chosen)
             ]
-            made = reader.read_nodes(
+            made = reader.extend(
                 [row[places] for row, places in zip(tokens, chosen, strict=True)],
                 [[parent.indices[layer] for parent in row] for row in parent_nodes],
                 [
@@ -120,6 +119,6 @@ class StepDrafting(ReadingDrafting):
                     node.indices[layer] = lengths[row] + order
                     if node.depth + 1 == layer:
                         logits[row][index] = made[row][order]
-        for nodes, more in zip(self.nodes, new, strict=True):
+        for nodes, more in zip(self.guessed, new, strict=True):
             nodes += more
         return [torch.stack(row) if row else tokens[0].new_zeros((0, 1)) for row in logits]

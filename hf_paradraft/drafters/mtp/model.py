@@ -29,8 +29,7 @@ from ..formats.layout import without
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
-from ..reader import RowModel
-from ..reading import ReadingDrafting
+from ..reader import Reader, RowModel
 from .config import MtpConfig, mtp_config
 from .drafting import StepDrafting
 
@@ -351,9 +350,9 @@ class MtpDrafter(FeatureDrafter):
         """D, where there are several layers."""
         return None if len(self.layers) == 1 else len(self.layers)
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
+    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`, by one repeated layer or by one layer a step."""
         steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
-            return ReadingDrafting(steps[0], config, max_length, self.vocabulary, extends=True)
+            return Reader(steps[0], config, max_length, self.vocabulary, extends=True)
         return StepDrafting(steps, config, max_length, self.vocabulary)

@@ -28,8 +28,7 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..layers import decoder_stack, describe_layers, final_norm, final_scale
-from ..reader import RowModel
-from ..reading import ReadingDrafting
+from ..reader import Reader, RowModel
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
@@ -198,9 +197,9 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
                 "; ".join(differing),
             )
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> ReadingDrafting:
+    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`: masks after each text."""
-        return ReadingDrafting(self, config, max_length, self.vocabulary)
+        return Reader(self, config, max_length, self.vocabulary)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`: embeddings, EAGLE-style mixed with features."""

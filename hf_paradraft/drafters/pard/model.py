@@ -24,7 +24,8 @@ from ..formats.folder import ADAPTER, DrafterFolder
 from ..formats.identify import PARD2, refuse_foreign
 from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
-from ..reading import ReadingDrafting, logits_behind
+from ..reader import Reader
+from ..reading import logits_behind
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .pard2 import FILE, ProjectedFeatures, Projection
 
@@ -263,13 +264,10 @@ class PardDrafter(SavedDrafter):
         """
         check_drafts(self)
         if self.projection is not None:
-            return ReadingDrafting(
-                ProjectedFeatures(self, target), self.speculation_config, max_length
-            )
+            return Reader(ProjectedFeatures(self, target), self.speculation_config, max_length)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        return ReadingDrafting(
-            CausalRows(self, masks, self.mask_token_id), self.speculation_config, max_length
-        )
+        rows = CausalRows(self, masks, self.mask_token_id)
+        return rows.drafting(self.speculation_config, max_length)
 
     def draft_logits(
         self,
@@ -294,7 +292,7 @@ class PardDrafter(SavedDrafter):
                 raise ValueError(
                     "A PARD-2 drafter reads its target's hidden states: attach(target) first."
                 )
-            drafting = ReadingDrafting(ProjectedFeatures(self, target), SpeculationConfig(), 0)
+            drafting = Reader(ProjectedFeatures(self, target), SpeculationConfig(), 0)
             return logits_behind(drafting, input_ids.to(self.device), features, count)
         return logits_after(self, input_ids, [self.mask_token_id] * (count - 1))
 
