@@ -3,11 +3,9 @@ each seeing its path.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
@@ -142,73 +140,6 @@ def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
             model(ids, use_cache=True, position_ids=part, **with_cache(model, cache)).logits.float()
         )
     return torch.cat(parts, dim=1)
-
-
-@dataclass
-class Node:
-    """A guessed token that was read after a row's text.
-
-    Attributes:
-        token: its id.
-        parent: index into the row's nodes, -1 for the text's last token.
-        columns: where the entries of its ancestors and its own stand in the cache, after the
-            longest row's end.
-    """
-
-    token: int
-    parent: int
-    columns: list[int]
-
-
-class Nodes:
-    """The guessed tokens that were read after each row's text; columns are shared by all rows.
-
-    Args:
-        num_rows: B.
-    """
-
-    def __init__(self, num_rows: int):
-        self.rows: list[list[Node]] = [[] for _ in range(num_rows)]
-        self.columns = 0  # of the cache that these take
-
-    def add(
-        self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]], least: int = 0
-    ) -> tuple[BoolTensor, LongTensor]:
-        """Take more nodes, as `Extend` gets them, padded to `least`.
-
-        Returns:
-            What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how
-            deep each column stands, int64 `(B, C)`.
-        """
-        size = max(least, *map(len, tokens))
-        columns = self.columns + size
-        sees: numpy.ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
-        depths: numpy.ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
-        sees[:, range(size), range(self.columns, columns)] = (
-            True  # padding sees itself: no empty softmax
-        )
-        for row, (nodes, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
-            for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
-                ancestors = nodes[parent].columns if parent >= 0 else []
-                nodes.append(Node(token, parent, [*ancestors, self.columns + offset]))
-                sees[row, offset, ancestors] = True
-            for node in nodes:
-                depths[row, node.columns[-1]] = len(node.columns) - 1
-        self.columns = columns
-        return torch.from_numpy(sees), torch.from_numpy(depths)
-
-    def path(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """Find the columns of the nodes that `tokens`, in a row after the text, have become."""
-        nodes, last = self.rows[row], -1
-        for token in tokens:
-            match = next(
-                (i for i, node in enumerate(nodes) if node.parent == last and node.token == token),
-                None,
-            )
-            if match is None:
-                break
-            last = match
-        return nodes[last].columns if last >= 0 else []
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:

@@ -9,7 +9,6 @@ state.
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
@@ -20,12 +19,10 @@ from transformers import Cache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..decoding.growing import width_on
-from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
 from ..decoding.tree_attention import attention_windows
-from ..protocol import Drafting, GuessedLogits, Observation, Prefix, SpeculationConfig
+from ..protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import (
-    Nodes,
     compiled_method,
     fused_rows,
     guesses_of,
@@ -35,6 +32,7 @@ from .cache import (
     ragged_rows,
 )
 from .layers import StackMasks, last_position, run
+from .ragged import Nodes, RaggedDrafting, Row
 
 PIECE = (
     512  # tokens of a text that are read at once: masks over all of a long prompt would be large
@@ -128,7 +126,7 @@ class RowModel(ABC):
         return other.stack is self.stack
 
 
-class Reader(Drafting):
+class Reader(RaggedDrafting):
     """One call's drafting by a network that reads ragged rows: what is new, and guesses after it.
 
     Args:
@@ -142,6 +140,7 @@ class Reader(Drafting):
         follower: another reader, whose features are this one's states; None: there is none.
     """
 
+    ahead = 1
     follower: Reader | None = None
 
     def __init__(
@@ -153,33 +152,26 @@ class Reader(Drafting):
         extends: bool = False,
     ):
         self.model, self.vocabulary, self.extends = model, vocabulary, extends
-        self.compiled_width = config.compiled_width  # tokens that such a round reads
         at_once = 1 if config.tree_size is None else width_on(model.stack.device)
-        self.width = at_once if config.compile else 0  # nodes, likewise
-        self.num_slots = self.compiled_width and max_length + self.compiled_width * (1 + self.width)
+        self.width = at_once if config.compile else 0  # nodes that a compiled forward reads
+        width = config.compiled_width
+        super().__init__(width, width and max_length + width * (1 + self.width))
         self.last_position = last_position(model.stack)
-        self.cache: RaggedCache | None = None
-        self.starts: list[int] = []  # of each row, the first token that is read
-        self.fused: list[
-            Tensor
-        ] = []  # of each row, what is kept of the tokens from `lengths - 1` on
-        self.nodes = Nodes(0)
-        self.states: list[list[Tensor]] = []  # of each row, of its last token and of its nodes
 
     def _begin(self, starts: list[int]) -> None:
         """Set up for rows that are read from these tokens on."""
         model, stack = self.model, self.model.stack
-        self.starts, self.nodes = starts, Nodes(len(starts))
-        self.fused = [model.nothing(1 if start == 0 else 0) for start in starts]
+        self.nodes = Nodes()
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(starts), 0)
-        # of a text that nothing can be read of yet
-        self.states = [[model.nothing(1)[0]] for _ in starts]
+        state = model.nothing(1)  # of a text that nothing can be read of yet
+        self.rows = [
+            Row(start, model.nothing(1 if start == 0 else 0), [state[0]]) for start in starts
+        ]
         # A later start is where features begin; or where a text is read anew, from the first
         # position on.
         offsets = [start - model.shift if model.reads_features else 0 for start in starts]
-        self.attention = StackMasks(
-            attention_windows(stack) or {}, offsets, stack.dtype, stack.device
-        )
+        windows = attention_windows(stack) or {}
+        self.masks = {"all": StackMasks(windows, offsets, stack.dtype, stack.device)}
         if self.follower is not None:
             self.follower._begin([start + 1 for start in starts])
 
@@ -194,7 +186,7 @@ class Reader(Drafting):
                 [0 if begin == 0 and self.model.shift == 0 else begin + 1 for begin in begins]
             )
         for row, fused in fused_rows(self.model, observations).items():
-            self.fused[row] = torch.cat([self.fused[row], fused])
+            self.rows[row].waiting = torch.cat([self.rows[row].waiting, fused])
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; none after a row without features."""
@@ -224,102 +216,52 @@ class Reader(Drafting):
             if model.reads_features:
                 return [None] * len(prefixes)
             self._begin([0] * len(prefixes))
-        rows = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
+        texts = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         anew = 0 if model.reads_features else 1  # the newest token is read for its logits
         self._forget(
-            [min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, rows, strict=True)]
+            [min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, texts, strict=True)]
         )
-        self._settle_nodes(rows)
-        count, starts = newer_halves(rows, self.starts, count, prefixes, model.context)
+        self._settle_nodes(texts)
+        old_starts = [row.begin for row in self.rows]
+        count, starts = newer_halves(texts, old_starts, count, prefixes, model.context)
         if count < 1:
-            return [None] * len(rows)
-        if starts != self.starts:
+            return [None] * len(texts)
+        if starts != old_starts:
             self._begin(starts)
-        new = [ids[length:] for ids, length in zip(rows, self.lengths, strict=True)]
-        if not model.reads_features:
-            self.fused = [model.nothing(len(ids)) for ids in new]
-        new = [
-            ids if len(fused) >= len(ids) else ids[:0]
-            for ids, fused in zip(new, self.fused, strict=True)
-        ]
+        new = [ids[length:] for ids, length in zip(texts, self.lengths, strict=True)]
+        for index, row in enumerate(self.rows):
+            if not model.reads_features:
+                row.waiting = model.nothing(len(new[index]))
+            if len(row.waiting) < len(new[index]):
+                new[index] = new[index][:0]
         if not any(map(len, new)):
-            return [None] * len(rows)
+            return [None] * len(texts)
         while max(map(len, new)) > PIECE:  # all but the last piece of each row
             pieces = [ids[:PIECE] if len(ids) > PIECE else ids[:0] for ids in new]
-            self._run(pieces, 0, [0] * len(rows))
+            self._run(pieces, 0, [0] * len(texts))
             new = [ids[len(piece) :] for ids, piece in zip(new, pieces, strict=True)]
         logits = self._run(new, count, [min(count, prefix.room) for prefix in prefixes])
         return [
             row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)
         ]
 
-    def _settle_nodes(self, rows: list[LongTensor] | None = None) -> None:
+    def _settle_nodes(self, texts: list[LongTensor]) -> None:
         """Forget guessed tokens, but for those that became text.
 
-        Those are kept if texts are given and the model reads no features: else a guessed token's
-        features were not its own.
+        Those are kept if the model reads no features: else a guessed token's features were not its
+        own.
         """
-        paths: list[list[int]] = [[]] * len(self.starts)
-        if self.nodes.columns and rows is not None and not self.model.reads_features:
+        paths = None
+        if self.nodes.columns and not self.model.reads_features:
             paths = [
                 self.nodes.path(row, ids[length:-1].tolist())
-                for row, (ids, length) in enumerate(zip(rows, self.lengths, strict=True))
+                for row, (ids, length) in enumerate(zip(texts, self.lengths, strict=True))
             ]
-        if self.nodes.columns:
-            self.cache.keep(paths, self.nodes.columns)
-        self.nodes = Nodes(len(self.starts))
+        self.settle(paths)
 
-    def join(self, other: Drafting) -> bool:
-        """Read another reader's rows too, after these, and tell whether that can be.
-
-        It can if both have begun, alike, and are not compiled.
-        """
-        if (
-            not isinstance(other, type(self))
-            or not self.model.reads_like(other.model)
-            or self.compiled_width
-            or self.cache is None
-            or other.cache is None
-        ):
-            return False
-        for reader in (self, other):
-            reader._settle_nodes()
-        join_caches(self.cache, other.cache)
-        join_masks(self.attention, other.attention)
-        self.starts, self.fused = self.starts + other.starts, self.fused + other.fused
-        self.states = self.states + other.states
-        self.nodes = Nodes(len(self.starts))
-        return True
-
-    def select(self, rows: list[int]) -> None:
-        """Go on with some of the rows, in this order."""
-        self._settle_nodes()
-        self.starts = [self.starts[row] for row in rows]
-        self.fused = [self.fused[row] for row in rows]
-        self.states = [self.states[row] for row in rows]
-        self.nodes = Nodes(len(rows))
-        if self.cache is not None:
-            select_cache(self.cache, rows)
-            select_masks(self.attention, rows)
-
-    def fork(self, row: int, read: int) -> Reader | None:
-        """Copy what was read of a row; as `Drafting.fork`."""
-        if self.cache is None or self.starts[row] > read:
-            return None
-        forked, length = copy.copy(self), self.lengths[row]
-        forked.starts, forked.nodes = [self.starts[row]], Nodes(1)
-        forked.cache = row_of(self.cache, row, min(length, read + 1) - self.starts[row])
-        forked.fused = [self.fused[row][: max(0, read + 1 - length)]]
-        forked.states = [self.states[row][:1]]
-        forked.attention = copy.copy(self.attention)
-        select_masks(forked.attention, [row])
-        forked.nbytes = bytes_of(forked.cache.cache)
-        return forked
-
-    @property
-    def lengths(self) -> list[int]:
-        """Count the tokens of each row that have been read."""
-        return [start + count for start, count in zip(self.starts, self.cache.lengths, strict=True)]
+    def reads_like(self, other: Reader) -> bool:
+        """Implement `RaggedDrafting.reads_like`."""
+        return self.model.reads_like(other.model)
 
     def _forget(self, lengths: list[int]) -> None:
         """Drop the tokens of each row that were read after the first `lengths`.
@@ -327,40 +269,38 @@ class Reader(Drafting):
         Their features went with them, and ids before the start are read anew.
         """
         if not self.model.reads_features and any(
-            after < start for after, start in zip(lengths, self.starts, strict=True)
+            after < row.begin for after, row in zip(lengths, self.rows, strict=True)
         ):
             return self._begin([0] * len(lengths))
         dropped = [
-            max(0, before - max(after, start))
-            for before, after, start in zip(self.lengths, lengths, self.starts, strict=True)
+            max(0, before - max(after, row.begin))
+            for before, after, row in zip(self.lengths, lengths, self.rows, strict=True)
         ]
         if any(dropped):
-            self._settle_nodes()  # nodes after what is forgotten are no part of any text
+            self.settle()  # nodes after what is forgotten are no part of any text
             self.cache.forget(dropped)
-            self.fused = [
-                fused[:0] if count else fused
-                for fused, count in zip(self.fused, dropped, strict=True)
-            ]
+            for row, count in zip(self.rows, dropped, strict=True):
+                row.waiting = row.waiting[:0] if count else row.waiting
 
-    def _run(self, rows: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
+    def _run(self, new: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
         """Read each text's next tokens, and masks after them; return logits `(B, k, V')`.
 
         Up to `count - 1` masks are read.
 
         Args:
-            rows: int64 `(m,)` each.
+            new: int64 `(m,)` each.
             count: K.
             rooms: of each row, the guesses that are wanted.
         """
-        model, longest = self.model, max(map(len, rows))
+        model, attention, longest = self.model, self.masks["all"], max(map(len, new))
         compiled = longest <= self.compiled_width and self.cache.end > 0
         longest = self.compiled_width if compiled else longest
-        padding = torch.tensor([longest - len(ids) for ids in rows], device="cpu")[:, None]
-        ids = torch.stack([pad(row, (longest - len(row), 0)) for row in rows])
+        padding = torch.tensor([longest - len(ids) for ids in new], device="cpu")[:, None]
+        ids = torch.stack([pad(row, (longest - len(row), 0)) for row in new])
         fused = torch.stack(
             [
-                pad(features[: len(row)], (0, 0, longest - len(row), 0))
-                for row, features in zip(rows, self.fused, strict=True)
+                pad(row.waiting[: len(read)], (0, 0, longest - len(read), 0))
+                for read, row in zip(new, self.rows, strict=True)
             ]
         )
         inputs = model.text(ids, fused)
@@ -369,29 +309,27 @@ class Reader(Drafting):
             inputs, count = torch.cat([inputs, masks], dim=1), 1 + masks.shape[1]
         size = inputs.shape[1]
         make_room(self.cache, size)
-        mask, positions = self.attention.inputs(
+        mask, positions = attention.inputs(
             self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots
         )
         # What is not read, masks beyond a row's own room and padding, stays where the model may
         # have a position.
         lasts = [
-            length + len(row) - 1 + max(0, room - 1)
-            for length, row, room in zip(self.cache.lengths, rows, rooms, strict=True)
+            length + len(read) - 1 + max(0, room - 1)
+            for length, read, room in zip(self.cache.lengths, new, rooms, strict=True)
         ]
-        positions = positions.minimum(positions.new_tensor(lasts)[:, None] + self.attention.offsets)
+        positions = positions.minimum(positions.new_tensor(lasts)[:, None] + attention.offsets)
         # a text that is longer than a table is read along
         positions = positions.clamp(0, self.last_position)
         forward = compiled_method(model.forward_rows, compiled)
         logits, states = forward(inputs, mask, positions, self.cache.cache, max(1, count))
-        self.cache.keep([list(range(longest - len(row), longest)) for row in rows], size)
-        self.fused = [features[len(row) :] for features, row in zip(self.fused, rows, strict=True)]
-        self.states = [[state] for state in states[:, -max(1, count)]]
+        self.cache.keep([list(range(longest - len(read), longest)) for read in new], size)
+        for row, read, state in zip(self.rows, new, states[:, -max(1, count)], strict=True):
+            row.waiting, row.states = row.waiting[len(read) :], [state]
         # reads each token with what this reader made of the one before
         if self.follower is not None:
-            new = [read[len(read) - len(ids) :] for ids, read in zip(rows, states, strict=True)]
-            self.follower.fused = [
-                torch.cat(both) for both in zip(self.follower.fused, new, strict=True)
-            ]
+            for row, read, made in zip(self.follower.rows, new, states, strict=True):
+                row.waiting = torch.cat([row.waiting, made[len(made) - len(read) :]])
         return logits
 
     @torch.no_grad()
@@ -410,19 +348,9 @@ class Reader(Drafting):
         """
         sees, depths = self.nodes.add(tokens, parents, self.width)
         make_room(self.cache, self.nodes.columns)
-        size, device = sees.shape[1], self.model.stack.device
-        ids = torch.zeros((len(tokens), size), dtype=torch.long, device=device)
-        if states is None:
-            states = [
-                [made[parent + 1] for parent in above]
-                for made, above in zip(self.states, parents, strict=True)
-            ]
-        before = self.fused[0].new_zeros((len(tokens), size, self.fused[0].shape[-1]))
-        for row, (new, above) in enumerate(zip(tokens, states, strict=True)):
-            ids[row, : len(new)] = new
-            if above:
-                before[row, : len(new)] = torch.stack([*above])
-        mask, positions = self.attention.inputs(
+        size = sees.shape[1]
+        ids, before = self.laid_out(tokens, parents, size, states)
+        mask, positions = self.masks["all"].inputs(
             self.cache.lengths, sees, depths, self.cache.num_slots
         )
         if self.model.context is not None:  # padding may stand deeper than any node
@@ -431,6 +359,5 @@ class Reader(Drafting):
         logits, made = forward(
             self.model.text(ids, before), mask, positions, self.cache.cache, size
         )
-        for row, new in enumerate(tokens):
-            self.states[row] += list(made[row, : len(new)])
+        self.keep_states(tokens, made)
         return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]

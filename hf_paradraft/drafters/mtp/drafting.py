@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
 
-from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ..reader import Reader, RowModel
 
 
@@ -64,12 +65,12 @@ class StepDrafting(Reader):
         self.guessed = [[GuessedNode(-1, dict.fromkeys(layers, -1))] for _ in prefixes]
         return guesses
 
-    def join(self, other: Drafting) -> bool:
+    def join(self, other: Any) -> bool:
         """Implement `Drafting.join`."""
-        if not isinstance(other, StepDrafting) or not super().join(other):
-            return False
-        pairs = zip(self.followers, other.followers, strict=True)
-        return all(reader.join(joining) for reader, joining in pairs)
+        return super().join(other) and all(
+            reader.join(joining)
+            for reader, joining in zip(self.followers, other.followers, strict=True)
+        )
 
     def select(self, rows: list[int]) -> None:
         """Implement `Drafting.select`."""
@@ -100,8 +101,8 @@ class StepDrafting(Reader):
             ]
             if not any(chosen):
                 continue
-            states = before.states
-            lengths = [len(nodes) for nodes in reader.nodes.rows]
+            states = [row.states for row in before.rows]
+            lengths = [len(reader.nodes.rows[row]) for row in range(len(tokens))]
             parent_nodes = [
                 [above[row][index] for index in places] for row, places in enumerate(chosen)
             ]

@@ -1,0 +1,213 @@
+"""Drafting over a ragged cache of its own: rows join it, leave it, and are copied."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy
+import torch
+from torch import BoolTensor, LongTensor, Tensor
+
+from ..decoding.cache import RaggedCache
+from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
+from ..protocol import Drafting
+from .layers import StackMasks
+
+
+@dataclass
+class Node:
+    """A guessed token that was read after a row's text.
+
+    Attributes:
+        token: its id.
+        parent: index into the row's nodes, -1 for the text's last token.
+        columns: where the entries of its ancestors and its own stand in the cache, after the
+            longest row's end.
+    """
+
+    token: int
+    parent: int
+    columns: list[int]
+
+
+class Nodes:
+    """The guessed tokens that were read after each row's text; columns are shared by all rows."""
+
+    def __init__(self) -> None:
+        self.rows: defaultdict[int, list[Node]] = defaultdict(list)
+        self.columns = 0  # of the cache that these take
+
+    def add(
+        self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]], least: int = 0
+    ) -> tuple[BoolTensor, LongTensor]:
+        """Take more nodes, as `Extend` gets them, padded to `least`.
+
+        Returns:
+            What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how
+            deep each column stands, int64 `(B, C)`.
+        """
+        size = max(least, *map(len, tokens))
+        columns = self.columns + size
+        sees: numpy.ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
+        depths: numpy.ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
+        sees[:, range(size), range(self.columns, columns)] = (
+            True  # padding sees itself: no empty softmax
+        )
+        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
+            nodes = self.rows[row]
+            for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
+                ancestors = nodes[parent].columns if parent >= 0 else []
+                nodes.append(Node(token, parent, [*ancestors, self.columns + offset]))
+                sees[row, offset, ancestors] = True
+            for node in nodes:
+                depths[row, node.columns[-1]] = len(node.columns) - 1
+        self.columns = columns
+        return torch.from_numpy(sees), torch.from_numpy(depths)
+
+    def path(self, row: int, tokens: Sequence[int]) -> list[int]:
+        """Find the columns of the nodes that `tokens`, in a row after the text, have become."""
+        nodes, last = self.rows[row], -1
+        for token in tokens:
+            match = next(
+                (i for i, node in enumerate(nodes) if node.parent == last and node.token == token),
+                None,
+            )
+            if match is None:
+                break
+            last = match
+        return nodes[last].columns if last >= 0 else []
+
+
+@dataclass
+class Row:
+    """What a drafting keeps of one text, next to its cache.
+
+    Attributes:
+        begin: the first token that the cache holds.
+        waiting: `(f, width)`, made of the features of tokens that are not in the cache yet; None:
+            nothing came yet.
+        states: after the text, and after each guessed token that was read, `(d,)` each.
+        newest: the target's state of the last token that it has read, `(d_t,)`, if that is read.
+    """
+
+    begin: int
+    waiting: Tensor | None = None
+    states: list[Tensor] = field(default_factory=list)
+    newest: Tensor | None = None
+
+
+class RaggedDrafting(Drafting):
+    """One call's drafting over a ragged cache of its own.
+
+    Args:
+        compiled_width: tokens that a compiled round reads; 0: none is compiled.
+        num_slots: of a static cache; 0: it is dynamic.
+
+    Attributes:
+        ahead: tokens whose features are not needed to read them: 1 where a row is made of a token
+            and of the features of the one before.
+        rows: of the texts; empty, and no cache, before the first observation.
+        masks: of the rows, by kind of layer.
+        nodes: guessed tokens that stand in the cache after the texts.
+    """
+
+    ahead: ClassVar[int] = 0
+
+    def __init__(self, compiled_width: int = 0, num_slots: int = 0):
+        self.compiled_width, self.num_slots = compiled_width, num_slots
+        self.cache: RaggedCache | None = None
+        self.rows: list[Row] = []
+        self.masks: dict[str, StackMasks] = {}
+        self.nodes = Nodes()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Count the tokens of each text up to the last one in the cache."""
+        return [row.begin + count for row, count in zip(self.rows, self.cache.lengths, strict=True)]
+
+    def settle(self, paths: list[list[int]] | None = None) -> None:
+        """Forget guessed tokens that were read, but for those of each row that became text.
+
+        Args:
+            paths: columns of the latter; None: none did.
+        """
+        if self.nodes.columns:
+            self.cache.keep(paths or [[]] * len(self.rows), self.nodes.columns)
+        self.nodes = Nodes()
+
+    def reads_like(self, other: Any) -> bool:
+        """Tell whether another one of the same class may be read with it, in one forward."""
+        raise NotImplementedError(f"{type(self).__name__} has no reads_like(other).")
+
+    def join(self, other: Any) -> bool:
+        """Implement `Drafting.join`, if both have begun, read alike, and are not compiled."""
+        if type(other) is not type(self) or self.compiled_width or not self.reads_like(other):
+            return False
+        if self.cache is None or other.cache is None:
+            return False
+        for drafting in (self, other):
+            drafting.settle()
+        join_caches(self.cache, other.cache)
+        for kind, mask in self.masks.items():
+            join_masks(mask, other.masks[kind])
+        self.rows = self.rows + other.rows
+        return True
+
+    def select(self, rows: list[int]) -> None:
+        """Implement `Drafting.select`."""
+        self.settle()
+        self.rows = [self.rows[row] for row in rows]
+        if self.cache is not None:
+            select_cache(self.cache, rows)
+        for mask in self.masks.values():
+            select_masks(mask, rows)
+
+    def fork(self, row: int, read: int) -> Drafting | None:
+        """Implement `Drafting.fork`."""
+        if self.cache is None or self.rows[row].begin > read:
+            return None
+        forked, kept, length = copy.copy(self), self.rows[row], self.lengths[row]
+        known = read + self.ahead
+        waiting = None if kept.waiting is None else kept.waiting[: max(0, known - length)]
+        forked.rows = [replace(kept, waiting=waiting, states=kept.states[:1], newest=None)]
+        forked.cache = row_of(self.cache, row, min(length, known) - kept.begin)
+        forked.nodes = Nodes()
+        forked.masks = {kind: copy.copy(mask) for kind, mask in self.masks.items()}
+        for mask in forked.masks.values():
+            select_masks(mask, [row])
+        forked.nbytes = bytes_of(forked.cache.cache)
+        return forked
+
+    def laid_out(
+        self,
+        tokens: list[LongTensor],
+        parents: list[list[int]],
+        size: int,
+        states: Sequence[Sequence[Tensor]] | None = None,
+    ) -> tuple[LongTensor, Tensor]:
+        """Lay guessed tokens out as ids `(B, size)`, with states `(B, size, d)` of their parents.
+
+        Args:
+            tokens, parents: as `Extend` gets them.
+            size: the most tokens of a row, or more.
+            states: of the parents; default: those that are kept of the rows.
+        """
+        some = self.rows[0].states[0]
+        ids = torch.zeros((len(tokens), size), dtype=torch.long, device=some.device)
+        before = some.new_zeros((len(tokens), size, some.shape[-1]))
+        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
+            ids[row, : len(new)] = new
+            kept = self.rows[row].states
+            after = [kept[parent + 1] for parent in above] if states is None else [*states[row]]
+            if after:
+                before[row, : len(new)] = torch.stack(after)
+        return ids, before
+
+    def keep_states(self, tokens: list[LongTensor], states: Tensor) -> None:
+        """Keep the states `(B, M, d)` after guessed tokens, of which each row has so many."""
+        for row, made, new in zip(self.rows, states, tokens, strict=True):
+            row.states += list(made[: len(new)])
