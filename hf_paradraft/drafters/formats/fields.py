@@ -1,5 +1,6 @@
 """Fields that all layouts of a family have in common: of drafters of blocks, and of EAGLE-3."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..layers import GEMMA4
@@ -151,9 +152,9 @@ def _norm(name: str, tensor: str) -> Any:
     return read
 
 
-def proposed_tokens(said: Said) -> int | None:
+def proposed_tokens(config: Mapping[str, Any]) -> int | None:
     """Look up how many tokens engines are told to draft."""
-    methods = (said.config.get("speculators_config") or {}).get("proposal_methods") or []
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
     return next((method.get("speculative_tokens") for method in methods), None)
 
 
@@ -170,7 +171,7 @@ EAGLE3 = {
     "fc_norm": _norm("fc_norm", "fc_norm.0.weight"),
     "norm_output": lambda said: bool(said("norm_output")),
     "mask_token_id": lambda said: mask_token(said) if _parallel(said) else None,
-    "num_draft_tokens": proposed_tokens,
+    "num_draft_tokens": lambda said: proposed_tokens(said.config),
     # SafeAI's configs may repeat the target's cap, whose own counts.
     "softcap": lambda said: (None, said("final_logit_softcapping"))[
         said.layers.model_type == GEMMA4

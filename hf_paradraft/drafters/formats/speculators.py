@@ -39,7 +39,7 @@ def _fill_in(said: Said) -> bool:
     """
     anchor, size = said("sample_from_anchor"), said("block_size", default=0)
     if anchor is None:
-        anchor = _is(said, "dspark") and proposed_tokens(said) != size - 1
+        anchor = _is(said, "dspark") and proposed_tokens(said.config) != size - 1
     return not anchor
 
 

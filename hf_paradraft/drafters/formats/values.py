@@ -102,85 +102,65 @@ WORDS = _list(WORD, "a list of texts", least=0)
 NAMED = Rule(lambda value: isinstance(value, Mapping), "an object with names")
 LAYER_LIST = _list(_whole(-1, LAYERS), f"a list of layers' numbers, from -1 to {LAYERS}")
 
-TABLE = (
+POSITIVE, COUNT = _whole(1, WIDE), _whole(1, LAYERS)
+SAID = (
     (
-        _whole(1, WIDE),
+        POSITIVE,
         "hidden_size vocab_size backbone_hidden_size num_centroids centroid_intermediate_top_k",
     ),
-    (_whole(1, LAYERS), "num_hidden_layers draft_num_hidden_layers num_masks"),
+    (COUNT, "num_hidden_layers draft_num_hidden_layers num_masks"),
     (_sizes(HEADS), "num_attention_heads"),
     (_sizes(WIDE), "intermediate_size"),
-    (_optional(_sizes(HEADS)), "num_key_value_heads num_global_key_value_heads"),
-    (_optional(_whole(1, WIDE)), "head_dim global_head_dim target_hidden_size draft_vocab_size"),
-    (
-        _optional(_whole(1, LAYERS)),
-        "num_target_layers target_layers block_size ttt_length speculative_tokens",
-    ),
-    (_optional(_whole(1, LONG)), "max_position_embeddings sliding_window swa_window_size"),
-    (
-        _optional(_whole(0, WIDE)),
-        "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank",
-    ),
-    (
-        _optional(_whole(0, WIDE)),
-        "conv_group_size selector_rank selector_top_k xpress_rank xpress_mlp_hidden",
-    ),
-    (_optional(_whole(0, LAYERS)), "conv_kernel_size xpress_mlp_ratio xpress_block_size"),
     (
         Rule(lambda value: _number(value) and value <= LARGE, f"a number above 0, up to {LARGE:g}"),
         "rope_theta",
     ),
-    (
-        _optional(NUMBER),
-        "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping",
-    ),
-    (_optional(SHARE), "partial_rotary_factor"),
-    (_optional(FLAG), "enable_qwen35_gated_q_proj"),
-    (
-        _optional(FLAG),
-        "attention_bias attention_k_eq_v is_causal causal use_swa use_sliding_window "
-        "use_aux_hidden_state",
-    ),
-    (
-        _optional(FLAG),
-        "norm_before_residual norm_before_fc fc_norm norm_output sample_from_anchor is_neox_style "
-        "rope_is_neox_style",
-    ),
-    (
-        _optional(FLAG),
-        "sliding_window_non_causal enable_confidence_head confidence_head_with_markov "
-        "tie_word_embeddings",
-    ),
-    (
-        _optional(FLAG),
-        "never_slower compile overlap prompt_lookup graft trace pard2 target_independent "
-        "enable_moe_block",
-    ),
-    (_optional(FLAG), "output_hidden_states output_attentions return_dict use_cache"),
     (WORD, "style"),
     (ROPE, "rope_type"),
     (_whole(0, MOST), "num_draft_tokens"),
     (TREE_SIZE, "tree_size"),
     (ACTIVATION, "hidden_act hidden_activation"),
-    (_optional(DTYPE), "dtype torch_dtype"),
+    (NAMED, "full_attention sliding_attention"),
+)
+MAY_BE_NULL = (
+    (_sizes(HEADS), "num_key_value_heads num_global_key_value_heads"),
+    (POSITIVE, "head_dim global_head_dim target_hidden_size draft_vocab_size"),
+    (COUNT, "num_target_layers target_layers block_size ttt_length speculative_tokens"),
+    (_whole(1, LONG), "max_position_embeddings sliding_window swa_window_size"),
     (
-        _optional(WORD),
-        "model_type speculators_model_type markov_head_type projector_type spd_type kind",
+        _whole(0, WIDE),
+        "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank conv_group_size "
+        "selector_rank selector_top_k xpress_rank xpress_mlp_hidden",
     ),
-    (_optional(WORDS), "architectures layer_types"),
+    (_whole(0, LAYERS), "conv_kernel_size xpress_mlp_ratio xpress_block_size"),
+    (NUMBER, "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
+    (SHARE, "partial_rotary_factor"),
     (
-        _optional(LAYER_LIST),
+        FLAG,
+        "enable_qwen35_gated_q_proj attention_bias attention_k_eq_v is_causal causal use_swa "
+        "use_sliding_window use_aux_hidden_state norm_before_residual norm_before_fc fc_norm "
+        "norm_output sample_from_anchor is_neox_style rope_is_neox_style "
+        "sliding_window_non_causal enable_confidence_head confidence_head_with_markov "
+        "tie_word_embeddings never_slower compile overlap prompt_lookup graft trace pard2 "
+        "target_independent enable_moe_block output_hidden_states output_attentions return_dict "
+        "use_cache",
+    ),
+    (DTYPE, "dtype torch_dtype"),
+    (WORD, "model_type speculators_model_type markov_head_type projector_type spd_type kind"),
+    (WORDS, "architectures layer_types"),
+    (
+        LAYER_LIST,
         "target_layer_ids aux_hidden_state_layer_ids eagle_aux_hidden_state_layer_ids",
     ),
     (
-        _optional(NAMED),
-        "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling",
+        NAMED,
+        "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling "
+        "speculators_config text_config",
     ),
-    (_optional(NAMED), "speculators_config text_config"),
-    (_optional(_list(NAMED, "a list of objects with names", least=0)), "proposal_methods"),
-    (NAMED, "full_attention sliding_attention"),
+    (_list(NAMED, "a list of objects with names", least=0), "proposal_methods"),
 )
-RULES: dict[str, Rule] = {name: rule for rule, names in TABLE for name in names.split()}
+RULES: dict[str, Rule] = {name: rule for rule, names in SAID for name in names.split()}
+RULES |= {name: _optional(rule) for rule, names in MAY_BE_NULL for name in names.split()}
 # In which the same names mean the same; elsewhere, as in a vision part, they may not.
 NESTED = {name for name, rule in RULES.items() if rule.words.startswith(NAMED.words)}
 NESTED |= {"proposal_methods", "paradraft", "speculation_config"}

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import AutoConfig, PreTrainedConfig
 
 from ...outer_names import experts_of
+from ..formats.fields import proposed_tokens
 from ..formats.layout import DrafterConfig, check_described
 from ..formats.speculators import layers_of
 from ..formats.values import transformers_config
@@ -63,9 +64,8 @@ def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
     check_described(config, {"num_nextn_predict_layers", "draft_vocab_size"})
     if (count := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"An MTP folder has one layer, and this one speaks of {count}.")
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
     values = copy.deepcopy(dict(described))
     return MtpConfig(
         target=transformers_config(AutoConfig.for_model, values),
-        num_draft_tokens=next((method.get("speculative_tokens") for method in methods), None),
+        num_draft_tokens=proposed_tokens(config),
     )
