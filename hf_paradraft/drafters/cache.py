@@ -2,7 +2,7 @@
 each seeing its path.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..hardware import input_device
 from ..names import with_cache
 from ..notes import notes_on
 from ..protocol import GuessedLogits, Observation, Prefix
+from ..protocol.drafter import FeatureKey
 
 logger = logging.get_logger(__name__)
 
@@ -197,6 +198,13 @@ def newer_halves(
     return count, [
         max(start, len(ids) - context // 2) for ids, start in zip(rows, starts, strict=True)
     ]
+
+
+def side_by_side(
+    features: Mapping[FeatureKey, Tensor], keys: Iterable[FeatureKey], model: PreTrainedModel
+) -> Tensor:
+    """Put features by these keys side by side, `(…, width)`, as `model` reads them."""
+    return torch.cat([features[key].to(model.device, model.dtype) for key in keys], dim=-1)
 
 
 def fused_rows(model: Any, observations: Sequence[Observation | None]) -> dict[int, Tensor]:

@@ -16,7 +16,7 @@ from ..decoding.cache import RaggedCache
 from ..names import DynamicLayer
 from ..protocol import GuessedLogits, Observation, Prefix
 from ..protocol.drafter import FeatureKey, KeyValues
-from .cache import compiled_method, fused_rows, make_room
+from .cache import compiled_method, fused_rows, make_room, side_by_side
 from .drafter import SavedDrafter
 from .pairs import last_target, remember_target
 from .ragged import RaggedDrafting, Row
@@ -149,9 +149,8 @@ class KeyValueDrafter(SavedDrafter):
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Put keys and values of all layers side by side, `(f, width)`."""
-        rows = [states for key, states in features.items() if isinstance(key, KeyValues)]
-        network = self.network
-        return torch.cat([states.to(network.device, network.dtype) for states in rows], dim=-1)
+        keys = [key for key in features if isinstance(key, KeyValues)]
+        return side_by_side(features, keys, self.network)
 
     def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
         """Write them into the cache; positions are in the keys already."""

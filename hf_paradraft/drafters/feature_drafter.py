@@ -52,7 +52,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     It shares those that it has not got itself.
 
     Attributes:
-        known_as: what `identify` calls its folders.
+        also_known_as: what `identify` calls its folders, if not by its title.
         names: of published tensors, and ours, as for `renamed`.
         read_config: reads a published config, and the names of tensors, into the kind's own.
         stack: its layers, from `decoder_stack`.
@@ -76,7 +76,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         "reads the target's hidden states, shares its embedding and head, and guesses several "
         "tokens"
     )
-    known_as: ClassVar[tuple[str, ...]]
+    also_known_as: ClassVar[tuple[str, ...]] = ()
     names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     read_config: ClassVar[Any]
     raw_target: bool = False
@@ -183,7 +183,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
         """Implement `SavedDrafter.recognises`, by config and tensors, as `identify` reads them."""
-        return folder.identified in cls.known_as
+        return folder.identified in (cls.title, *cls.also_known_as)
 
     def in_speculators_layout(
         self, config: dict[str, Any], tensors: dict[str, Tensor]

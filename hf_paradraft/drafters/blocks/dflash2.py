@@ -153,8 +153,7 @@ class DFlash2Drafter(DFlashDrafter):
     """
 
     kind = "dflash2"
-    title = "DFlash2 drafter"
-    known_as = (DFLASH2,)
+    title = DFLASH2
     training_options = None
 
     def add_parts(self, config: BlockConfig) -> None:

@@ -22,8 +22,7 @@ class DSparkDrafter(DFlashDrafter):
     """A block drafter whose guesses depend on each other; arguments as for `DFlashDrafter`."""
 
     kind = "dspark"
-    title = "DSpark drafter"
-    known_as = (DSPARK,)
+    title = DSPARK
     training_options = "DSparkTraining"
 
     def add_parts(self, config: BlockConfig) -> None:

@@ -81,8 +81,7 @@ class DSpineDrafter(DFlashDrafter):
     """
 
     kind = "dspine"
-    title = "DSpine drafter"
-    known_as = (DSPINE,)
+    title = DSPINE
     training_options = None
 
     def add_parts(self, config: BlockConfig) -> None:

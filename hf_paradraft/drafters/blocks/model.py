@@ -20,7 +20,7 @@ from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...protocol.guess import Bias
-from ..cache import compiled_method, make_room, plain_cache
+from ..cache import compiled_method, make_room, plain_cache, side_by_side
 from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
@@ -42,8 +42,7 @@ class DFlashDrafter(FeatureDrafter):
     kind = "dflash"
     config_class = BlockConfig
     config: BlockConfig
-    title = "DFlash drafter"
-    known_as = (DFLASH,)
+    title = DFLASH
     names = BLOCKS
     read_config = staticmethod(block_config)
     training_options = "DFlashTraining"
@@ -144,10 +143,7 @@ class DFlashDrafter(FeatureDrafter):
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Compute context features `(…, hidden)` of tokens from the target's hidden states."""
-        states = torch.cat(
-            [features[key].to(self.device, self.dtype) for key in self.features], dim=-1
-        )
-        return self.hidden_norm(self.fc(states))
+        return self.hidden_norm(self.fc(side_by_side(features, self.features, self)))
 
     def inject(self, context: Tensor, positions: LongTensor, cache: Cache) -> None:
         """Write keys and values of context features into the cache.

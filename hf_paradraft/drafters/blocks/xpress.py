@@ -89,8 +89,7 @@ class XPressDrafter(DFlashDrafter):
     """
 
     kind = "xpress"
-    title = "XPress drafter"
-    known_as = (XPRESS,)
+    title = XPRESS
     training_options = None
 
     def add_parts(self, config: BlockConfig) -> None:

@@ -18,6 +18,7 @@ from ...decoding.features import layers_of
 from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..cache import side_by_side
 from ..feature_drafter import FeatureDrafter
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.speculators import eagle3_config as saved_config
@@ -41,8 +42,8 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     kind = "eagle3"
     config_class = Eagle3Config
     config: Eagle3Config
-    title = "EAGLE-3 drafter"
-    known_as = (EAGLE3, PEAGLE)
+    title = EAGLE3
+    also_known_as = (PEAGLE,)
     names = NAMES
     read_config = staticmethod(eagle3_config)
     training_options = "Eagle3Training"
@@ -175,9 +176,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Fuse tokens' features, the target's hidden states, to `(…, hidden)`."""
-        return self._normed(
-            torch.cat([features[key].to(self.device, self.dtype) for key in self.features], dim=-1)
-        )
+        return self._normed(side_by_side(features, self.features, self))
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Put embeddings and features side by side, `(B, M, 2 · hidden)`."""

@@ -121,8 +121,7 @@ class MtpDrafter(FeatureDrafter):
     kind = "mtp"
     config_class = MtpConfig
     config: MtpConfig
-    title = "MTP drafter"
-    known_as = (MTP,)
+    title = MTP
     training_options = "MtpTraining"
 
     def __init__(

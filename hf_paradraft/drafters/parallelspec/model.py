@@ -47,7 +47,6 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     config_class = ParallelSpecConfig
     config: ParallelSpecConfig
     title = "ParallelSpec drafter"
-    known_as = ()
     training_options = "ParallelSpecTraining"
 
     def __init__(self, config: ParallelSpecConfig, vocabulary: LongTensor | None = None):

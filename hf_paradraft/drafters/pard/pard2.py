@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
+from ..cache import side_by_side
 from ..causal import CausalRows
 from ..formats.files import unpickled
 
@@ -129,10 +130,8 @@ class ProjectedFeatures(CausalRows):
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
         """Compute the additions to embeddings, `(…, hidden)`."""
-        projection, model = self.projection, self.stack
-        states = torch.cat(
-            [features[key].to(model.device, model.dtype) for key in self.keys], dim=-1
-        )
+        projection = self.projection
+        states = side_by_side(features, self.keys, self.stack)
         bias = None if projection.bias is None else projection.bias.to(states)
         return projection.scale * torch.nn.functional.linear(
             states, projection.weight.to(states), bias
