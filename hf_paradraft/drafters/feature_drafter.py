@@ -257,7 +257,11 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """List the features that it reads, each once."""
-        return tuple(dict.fromkeys(self.features))
+        return tuple(dict.fromkeys(self.features_of(target)))
+
+    def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """List what it reads of `target`, in the order in which its first matrix wants it."""
+        return self.features
 
     def attach(self, target: PreTrainedModel) -> None:
         """Check the target's sizes, and share its embedding and head.
@@ -336,7 +340,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     def view_of(self, target: PreTrainedModel) -> Self:
         """Look up its view of `target`, whatever else it was attached to since."""
-        return pair(self, target)
+        return pair(self, target, features=self.features_of(target))
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:

@@ -87,15 +87,12 @@ class RowModel(ABC):
         mask: Tensor | dict[str, Tensor] | None,
         positions: LongTensor,
         cache: Cache,
-    ) -> Tensor:
-        """Compute the layers' output `(B, M, hidden)`, normed; the cache grows by M."""
-        return run(self.stack, inputs, mask, positions, cache)
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the head's input and the next rows' features; the cache grows by M.
 
-    def states_behind(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the output of `run` into the head's input and the nodes' features.
-
-        Both are `(B, M, hidden)`.
+        Both are `(B, M, hidden)`; by default the layers' normed output.
         """
+        states = run(self.stack, inputs, mask, positions, cache)
         return states, states
 
     def forward_rows(
@@ -110,7 +107,7 @@ class RowModel(ABC):
 
         The states are `(B, m, hidden)`, of these rows or more.
         """
-        normed, fed = self.states_behind(self.run(inputs, mask, positions, cache))
+        normed, fed = self.run(inputs, mask, positions, cache)
         return self.logits(normed[:, -count:]), fed
 
     def nothing(self, size: int) -> Tensor:

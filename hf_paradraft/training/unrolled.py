@@ -32,7 +32,7 @@ class Unrolled(torch.nn.Module):
 
     Args:
         drafter: attached to its target.
-        model: how it reads: `fuse`, `text`, `run`, `states_behind`.
+        model: how it reads: `fuse`, `text`, `run`.
         count: K, steps.
     """
 
@@ -73,8 +73,8 @@ class Unrolled(torch.nn.Module):
         for step in range(self.count):
             seen = torch.cat([seen, itself], dim=-1)
             inputs = model.text(batch["before"][..., step], fed)
-            hidden = model.run(inputs, additive(seen[:, None], drafter.dtype), last + step, cache)
-            normed, fed = model.states_behind(hidden)
+            mask = additive(seen[:, None], drafter.dtype)
+            normed, fed = model.run(inputs, mask, last + step, cache)
             read.append(normed.detach())
             logits.append(drafter.logits(normed))
         return {"logits": torch.stack(logits, dim=2), "states": torch.stack(read, dim=2)}
@@ -165,7 +165,7 @@ class UnrolledTraining(TargetTraining):
 
     @abstractmethod
     def model(self, drafter: Any) -> Any:
-        """Make what reads as in drafting: `fuse`, `text`, `run`, `states_behind`."""
+        """Make what reads as in drafting: `fuse`, `text`, `run`."""
 
     def untrained(self, inputs: RunInputs) -> Any:
         """Implement `TrainingOptions.untrained`.

@@ -8,7 +8,7 @@ instead, all in one forward (AWS, 2026).
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import LongTensor, Tensor, nn
@@ -25,7 +25,6 @@ from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published
 from ..layers import GEMMA4, behind_attention, turns
-from ..pairs import pair
 from ..reader import Reader, RowModel
 from .config import Eagle3Config, eagle3_config
 
@@ -79,7 +78,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         self.speculation_config = SpeculationConfig(
             config.num_draft_tokens or (8 if config.parallel else 5)
         )
-        self.settled: set[tuple[FeatureKey, ...]] = {()}  # what targets' numbers of layers decided
+        self.settled: tuple[FeatureKey, ...] = ()  # what the last target's number of layers decided
         self.eval()
 
     @classmethod
@@ -122,15 +121,14 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""
-        features = self.needed_of(target)
+        features = self.features_of(target)
         if self.config.features is None and len(features) != self.config.num_features:
             raise ValueError(
                 f"This {self.title} reads {self.config.num_features} layers, not {len(features)}."
             )
         super().attach(target)
-        if self.config.features is None and features != self.features:
-            self.settled.add(features)
-            self.features = features
+        if self.features == self.settled:
+            self.features = self.settled = features
         if (
             self.embedding is None
             and self.target_head.embedding.weight.shape[-1] != self.hidden_size
@@ -140,25 +138,14 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
                 "width."
             )
 
-    def needed_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List the layers of `target` that the drafter reads, in order.
+    def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
+        """Implement `FeatureDrafter.features_of`: what the file or the user names, or the default.
 
-        They are those that the file or the user names, or the default ones.
+        The default depends on the target's number of layers.
         """
-        chosen = self.features
-        return (
-            chosen
-            if chosen not in self.settled
-            else self.config.features_for(len(layers_of(target)))
-        )
-
-    def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List the features that it reads, each once."""
-        return tuple(dict.fromkeys(self.needed_of(target)))
-
-    def view_of(self, target: PreTrainedModel) -> Self:
-        """Implement `FeatureDrafter.view_of`, with the layers that it reads of `target`."""
-        return pair(self, target, features=self.needed_of(target))
+        if self.features != self.settled:
+            return self.features
+        return self.config.features_for(len(layers_of(target)))
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
@@ -187,28 +174,17 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         ids = torch.full((len(fused), count), self.config.mask_token_id, device=self.device)
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
-    def states_behind(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Split the output of `run` into the head's input and the next row's feature.
-
-        Both are `(B, M, hidden)`.
-        """
-        normed = self.stack.norm(hidden)
-        return normed, normed if self.config.norm_output else hidden
-
     def run(
         self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
-    ) -> Tensor:
-        """Implement `RowModel.run`: the layers' output `(B, M, hidden)` before the final norm.
-
-        The cache grows by M.
-        """
+    ) -> tuple[Tensor, Tensor]:
+        """Implement `RowModel.run`: the next rows' features are normed only in some drafters."""
         config, layers = self.config, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
         turned = turns(self.stack, features, positions)
         kinds = getattr(config.layers, "layer_types", None) or ["full_attention"] * len(layers)
         masks = [mask[kind] if isinstance(mask, dict) else mask for kind in kinds]
-        first, normed = layers[0], self.hidden_norm(features)
-        both = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+        first, normed_features = layers[0], self.hidden_norm(features)
+        both = torch.cat([first.input_layernorm(embedded), normed_features], dim=-1)
         gemma4 = config.layers.model_type == GEMMA4
         # of which there are none
         shared: dict[str, Any] = {"shared_kv_states": {}} if gemma4 else {}
@@ -216,7 +192,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         attended, _ = first.self_attn(
             hidden_states=both, position_embeddings=turned, attention_mask=masks[0], **shared
         )
-        residual = normed if config.norm_before_residual else features
+        residual = normed_features if config.norm_before_residual else features
         if gemma4:
             states = behind_attention(first, residual, attended)
         else:
@@ -231,4 +207,5 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
                 position_embeddings=turned,
                 **with_cache(layer, cache),
             )
-        return states
+        normed = self.stack.norm(states)
+        return normed, normed if config.norm_output else states
