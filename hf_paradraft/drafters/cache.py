@@ -24,7 +24,7 @@ from ..decoding.compiled import compiled_on
 from ..hardware import input_device
 from ..names import with_cache
 from ..notes import notes_on
-from ..protocol import GuessedLogits, Observation, Prefix
+from ..protocol import GuessedLogits, Prefix
 from ..protocol.drafter import FeatureKey
 
 logger = logging.get_logger(__name__)
@@ -205,30 +205,3 @@ def side_by_side(
 ) -> Tensor:
     """Put features by these keys side by side, `(…, width)`, as `model` reads them."""
     return torch.cat([features[key].to(model.device, model.dtype) for key in keys], dim=-1)
-
-
-def fused_rows(model: Any, observations: Sequence[Observation | None]) -> dict[int, Tensor]:
-    """Fuse the features that the target's forward brought, of all rows at once.
-
-    The result is by row, without rows of which the forward brought nothing.
-
-    Args:
-        model: has `fuse`.
-        observations: of the rows.
-    """
-    known = {
-        row: seen.features
-        for row, seen in enumerate(observations)
-        if seen is not None and seen.features
-    }
-    if not known:
-        return {}
-    rows = list(known.values())
-    fused = model.fuse({key: torch.cat([features[key] for features in rows]) for key in rows[0]})
-    return dict(
-        zip(
-            known,
-            fused.split([len(next(iter(features.values()))) for features in rows]),
-            strict=True,
-        )
-    )

@@ -14,9 +14,9 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ..decoding.cache import RaggedCache
 from ..names import DynamicLayer
-from ..protocol import GuessedLogits, Observation, Prefix
+from ..protocol import GuessedLogits, Prefix
 from ..protocol.drafter import FeatureKey, KeyValues
-from .cache import compiled_method, fused_rows, make_room, side_by_side
+from .cache import compiled_method, make_room, side_by_side
 from .drafter import SavedDrafter
 from .pairs import last_target, remember_target
 from .ragged import RaggedDrafting, Row
@@ -27,31 +27,16 @@ class ContextDrafting(RaggedDrafting):
     """One call's cache over what the target has read of each row.
 
     Args:
-        drafter: shared with other calls; nothing of it changes. `fuse` makes context features `(f,
-            width)` of a token's, `inject` writes them into a cache from `empty_context`, and
+        model: a drafter. `inject` writes what it fused into a cache from `empty_context`, and
             `masks` hides what rows do not see.
         compiled_width, num_slots: as for `RaggedDrafting`.
     """
 
-    def __init__(self, drafter: Any, compiled_width: int = 0, num_slots: int = 0):
-        super().__init__(compiled_width, num_slots)
-        self.drafter = drafter
-
-    @torch.no_grad()
-    def observe(self, observations: list[Observation | None]) -> None:
-        """Make context features of what the target has read."""
-        if self.cache is None:
-            begins = [0 if seen is None else seen.begin for seen in observations]
-            self.rows = [Row(begin) for begin in begins]
-            self.cache = RaggedCache(self.drafter.empty_context(self.num_slots), len(begins), 0)
-            self.masks = self.drafter.masks(begins)
-        for index, fused in fused_rows(self.drafter, observations).items():
-            row = self.rows[index]
-            row.waiting = fused if row.waiting is None else torch.cat([row.waiting, fused])
-
-    def reads_like(self, other: ContextDrafting) -> bool:
-        """Implement `RaggedDrafting.reads_like`."""
-        return other.drafter is self.drafter
+    def begin(self, begins: list[int]) -> None:
+        """Implement `RaggedDrafting.begin`."""
+        self.rows = [Row(begin) for begin in begins]
+        self.cache = RaggedCache(self.model.empty_context(self.num_slots), len(begins), 0)
+        self.masks = self.model.masks(begins)
 
     @torch.no_grad()
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
@@ -93,7 +78,7 @@ class ContextDrafting(RaggedDrafting):
         begins = torch.tensor(self.lengths, device="cpu")[:, None]
         positions = (begins + torch.arange(size, device="cpu")).to(context.device)
         make_room(self.cache, size)
-        compiled_method(self.drafter.inject, compiled)(context, positions, self.cache.cache)
+        compiled_method(self.model.inject, compiled)(context, positions, self.cache.cache)
         self.cache.keep([list(range(count)) for count in counts], size)
         for row in self.rows:
             row.waiting = None

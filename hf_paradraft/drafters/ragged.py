@@ -14,7 +14,7 @@ from torch import BoolTensor, LongTensor, Tensor
 
 from ..decoding.cache import RaggedCache
 from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
-from ..protocol import Drafting
+from ..protocol import Drafting, Observation
 from .layers import StackMasks
 
 
@@ -104,6 +104,8 @@ class RaggedDrafting(Drafting):
     """One call's drafting over a ragged cache of its own.
 
     Args:
+        model: reads the texts, and is shared with other calls; nothing of it changes. `fuse` makes
+            of tokens' features what waits for the cache, `(f, width)`.
         compiled_width: tokens that a compiled round reads; 0: none is compiled.
         num_slots: of a static cache; 0: it is dynamic.
 
@@ -117,12 +119,36 @@ class RaggedDrafting(Drafting):
 
     ahead: ClassVar[int] = 0
 
-    def __init__(self, compiled_width: int = 0, num_slots: int = 0):
-        self.compiled_width, self.num_slots = compiled_width, num_slots
+    def __init__(self, model: Any, compiled_width: int = 0, num_slots: int = 0):
+        self.model, self.compiled_width, self.num_slots = model, compiled_width, num_slots
         self.cache: RaggedCache | None = None
         self.rows: list[Row] = []
         self.masks: dict[str, StackMasks] = {}
         self.nodes = Nodes()
+
+    def begin(self, begins: list[int]) -> None:
+        """Make cache and masks for rows whose features begin at these tokens."""
+        raise NotImplementedError(f"{type(self).__name__} has no begin(begins).")
+
+    @torch.no_grad()
+    def observe(self, observations: list[Observation | None]) -> None:
+        """Fuse the features that the target's forward brought, of all rows at once."""
+        if self.cache is None:
+            self.begin([0 if seen is None else seen.begin for seen in observations])
+        known = [
+            (row, seen.features)
+            for row, seen in zip(self.rows, observations, strict=True)
+            if seen is not None and seen.features
+        ]
+        if not known:
+            return
+        keys = known[0][1]
+        fused = self.model.fuse(
+            {key: torch.cat([features[key] for _, features in known]) for key in keys}
+        )
+        counts = [len(next(iter(features.values()))) for _, features in known]
+        for (row, _), new in zip(known, fused.split(counts), strict=True):
+            row.waiting = new if row.waiting is None else torch.cat([row.waiting, new])
 
     @property
     def lengths(self) -> list[int]:
@@ -141,7 +167,7 @@ class RaggedDrafting(Drafting):
 
     def reads_like(self, other: Any) -> bool:
         """Tell whether another one of the same class may be read with it, in one forward."""
-        raise NotImplementedError(f"{type(self).__name__} has no reads_like(other).")
+        return other.model is self.model
 
     def join(self, other: Any) -> bool:
         """Implement `Drafting.join`, if both have begun, read alike, and are not compiled."""

@@ -24,7 +24,6 @@ from ..protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .cache import (
     compiled_method,
-    fused_rows,
     guesses_of,
     make_room,
     newer_halves,
@@ -148,11 +147,11 @@ class Reader(RaggedDrafting):
         vocabulary: LongTensor | None = None,
         extends: bool = False,
     ):
-        self.model, self.vocabulary, self.extends = model, vocabulary, extends
+        self.vocabulary, self.extends = vocabulary, extends
         at_once = 1 if config.tree_size is None else width_on(model.stack.device)
         self.width = at_once if config.compile else 0  # nodes that a compiled forward reads
         width = config.compiled_width
-        super().__init__(width, width and max_length + width * (1 + self.width))
+        super().__init__(model, width, width and max_length + width * (1 + self.width))
         self.last_position = last_position(model.stack)
 
     def _begin(self, starts: list[int]) -> None:
@@ -172,18 +171,15 @@ class Reader(RaggedDrafting):
         if self.follower is not None:
             self.follower._begin([start + 1 for start in starts])
 
-    @torch.no_grad()
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep the features that the target's forward brought of each row, if they are read."""
-        if not self.model.reads_features:
-            return
-        if self.cache is None:
-            begins = [0 if seen is None else seen.begin for seen in observations]
-            self._begin(
-                [0 if begin == 0 and self.model.shift == 0 else begin + 1 for begin in begins]
-            )
-        for row, fused in fused_rows(self.model, observations).items():
-            self.rows[row].waiting = torch.cat([self.rows[row].waiting, fused])
+        if self.model.reads_features:
+            super().observe(observations)
+
+    def begin(self, begins: list[int]) -> None:
+        """Implement `RaggedDrafting.begin`: a token is read with the features of the one before."""
+        whole = self.model.shift == 0
+        self._begin([0 if begin == 0 and whole else begin + 1 for begin in begins])
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; none after a row without features."""

@@ -58,4 +58,4 @@ class Gemma4Drafting(ContextDrafting):
         Each token is read with the state of the token before it.
         """
         positions = torch.tensor(self.lengths, device="cpu")[:, None].expand_as(ids)
-        return self.drafter.read(ids, before, positions, self.cache)
+        return self.model.read(ids, before, positions, self.cache)

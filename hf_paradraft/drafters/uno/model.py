@@ -259,6 +259,6 @@ class UnoDrafting(ContextDrafting):
     def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Implement `ContextDrafting.guesses`, by one forward over all rows."""
         count = max(1, *(prefix.room for prefix in prefixes))
-        logits = self.drafter.read(newest, count, self.masks["rows"], self.lengths, self.cache)
+        logits = self.model.read(newest, count, self.masks["rows"], self.lengths, self.cache)
         self.cache.keep([[]] * len(prefixes), count)
         return guesses_of(logits, prefixes)
