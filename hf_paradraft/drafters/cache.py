@@ -77,6 +77,11 @@ def compiled_method(method: Any, compiled: bool) -> Any:
     return forward
 
 
+def no_guess(prefix: Prefix) -> GuessedLogits:
+    """Make the guess after a prefix of which nothing is known."""
+    return GuessedLogits(prefix.ids.new_zeros((0, 1)).float())
+
+
 def guesses_of(
     logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any
 ) -> list[GuessedLogits]:
@@ -89,9 +94,8 @@ def guesses_of(
         prefixes: of the rows.
         options: further fields of the guesses.
     """
-    nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
     return [
-        nothing if row is None else GuessedLogits(row[: prefix.room], **options)
+        no_guess(prefix) if row is None else GuessedLogits(row[: prefix.room], **options)
         for row, prefix in zip(logits, prefixes, strict=True)
     ]
 

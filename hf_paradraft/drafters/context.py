@@ -16,7 +16,7 @@ from ..decoding.cache import RaggedCache
 from ..names import DynamicLayer
 from ..protocol import GuessedLogits, Prefix
 from ..protocol.drafter import FeatureKey, KeyValues
-from .cache import compiled_method, make_room, side_by_side
+from .cache import compiled_method, make_room, no_guess, side_by_side
 from .drafter import SavedDrafter
 from .pairs import last_target, remember_target
 from .ragged import RaggedDrafting, Row
@@ -44,14 +44,13 @@ class ContextDrafting(RaggedDrafting):
 
         Other rows get no guess.
         """
-        nothing = GuessedLogits(prefixes[0].ids.new_zeros((0, 1)).float())
         if self.cache is None:
-            return [nothing] * len(prefixes)
+            return [no_guess(prefix) for prefix in prefixes]
         self.inject()
         newest = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         guesses = self.guesses(newest, prefixes)
         return [
-            guess if end == prefix.ids.shape[1] - 1 else nothing
+            guess if end == prefix.ids.shape[1] - 1 else no_guess(prefix)
             for guess, end, prefix in zip(guesses, self.lengths, prefixes, strict=True)
         ]
 

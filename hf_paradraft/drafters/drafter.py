@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Self
 
 import torch
 from huggingface_hub import CommitInfo
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
     AutoTokenizer,
@@ -33,7 +32,7 @@ from ..files import (
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from .card import card_fields
-from .formats.files import check_files
+from .formats.files import check_files, save_tensors
 from .formats.folder import ADAPTER, DrafterFolder, find_folder
 
 
@@ -207,11 +206,7 @@ class SavedDrafter(Drafter, ABC):
             "speculation_config": asdict(self.speculation_config),
         }
         new = folder / ".model.safetensors.new"
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            new,
-            metadata={"format": "pt"},
-        )
+        save_tensors(tensors, new, format="pt")
         new.replace(folder / "model.safetensors")
         write_json(folder / "config.json", config)
 

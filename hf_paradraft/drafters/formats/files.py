@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
 
 from ...files import read_json, tensor_files, tensor_names
@@ -63,6 +63,12 @@ def unpickled(file: Path) -> dict[str, Tensor]:
             "publisher for safetensors."
         ) from error
     return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, **metadata: str) -> None:
+    """Write tensors as safetensors, wherever they are and however they lie in memory."""
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, file, metadata=metadata or None)
 
 
 def check_width(

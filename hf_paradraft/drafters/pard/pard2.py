@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
@@ -20,7 +20,7 @@ from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..cache import side_by_side
 from ..causal import CausalRows
-from ..formats.files import unpickled
+from ..formats.files import save_tensors, unpickled
 
 FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
 
@@ -87,10 +87,7 @@ class Projection:
         tensors = {"target_proj.weight": self.weight} | (
             {} if self.bias is None else {"target_proj.bias": self.bias}
         )
-        save_file(
-            {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()},
-            folder / FILE,
-        )
+        save_tensors(tensors, folder / FILE)
 
     @property
     def target_hidden_size(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel, QuantizedCache
 from transformers.utils import logging
@@ -22,6 +22,7 @@ from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
 from ..drafter import SavedDrafter
+from ..formats.files import save_tensors
 from ..formats.folder import DrafterFolder
 from ..pairs import last_target, remember_target
 from .config import PpdConfig, check_adapter
@@ -133,12 +134,8 @@ class PpdDrafter(SavedDrafter):
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write the adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`."""
         self.config.save_pretrained(str(folder))
-        prompts = self.prompts.detach().cpu().contiguous()
-        save_file(
-            {self.tensor_name: prompts},
-            folder / "adapter_model.safetensors",
-            metadata={"format": "pt"},
-        )
+        tensors = {self.tensor_name: self.prompts}
+        save_tensors(tensors, folder / "adapter_model.safetensors", format="pt")
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import torch
 from peft import LoraConfig
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
@@ -27,6 +27,7 @@ from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..cache import guesses_of, plain_cache
 from ..context import ContextDrafting, KeyValueDrafter
+from ..formats.files import save_tensors
 from ..formats.folder import RECORD, DrafterFolder
 from ..layers import StackMasks
 from ..pairs import pair
@@ -131,10 +132,7 @@ class UnoDrafter(KeyValueDrafter):
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write the adapter as PEFT does, and how to use it in `paradraft.json`."""
         self.config.save_pretrained(str(folder))
-        tensors = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in self.tensors.items()
-        }
-        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        save_tensors(self.tensors, folder / WEIGHTS, format="pt")
         write_json(
             folder / RECORD,
             {"kind": self.kind, "speculation_config": asdict(self.speculation_config)},
