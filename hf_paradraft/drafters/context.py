@@ -5,7 +5,7 @@ and nothing else stays.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import LongTensor, Tensor
@@ -18,9 +18,8 @@ from ..protocol import GuessedLogits, Prefix
 from ..protocol.drafter import FeatureKey, KeyValues
 from .cache import compiled_method, make_room, no_guess, side_by_side
 from .drafter import SavedDrafter
-from .pairs import last_target, remember_target
+from .pairs import last_target, pair, remember_target
 from .ragged import RaggedDrafting, Row
-from .reading import logits_behind
 
 
 class ContextDrafting(RaggedDrafting):
@@ -87,10 +86,12 @@ class KeyValueDrafter(SavedDrafter):
     """A drafter that reads keys and values of the target's own layers: Gemma 4's assistants, UNO.
 
     Attributes:
+        drafts_by: begins a call with a view of one target.
         network: what guesses; None: it needs a target first.
         shapes: of each layer that is read: heads, and numbers of a key and of a value.
     """
 
+    drafts_by: ClassVar[type[ContextDrafting]]
     network: PreTrainedModel = None
     shapes: Mapping[Any, tuple[int, int, int]]
 
@@ -106,6 +107,10 @@ class KeyValueDrafter(SavedDrafter):
                 "leave compile off."
             )
         remember_target(self, target)
+
+    def start_drafting(self, target: PreTrainedModel, max_length: int) -> ContextDrafting:
+        """Begin a `generate` call; its state is its own."""
+        return self.drafts_by(pair(self, target))
 
     def draft_logits(
         self,
@@ -123,7 +128,7 @@ class KeyValueDrafter(SavedDrafter):
         if (target := last_target(self)) is None:
             raise ValueError(f"A {self.title} drafts with its target: attach(target) first.")
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return logits_behind(self.start_drafting(target, 0), input_ids, features, count)
+        return self.start_drafting(target, 0).logits_behind(input_ids, features, count)
 
     def empty_context(self, num_slots: int) -> Cache:
         """Make a cache for the layers that are read."""

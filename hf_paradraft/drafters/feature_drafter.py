@@ -35,7 +35,6 @@ from .formats.speculators import proposal
 from .formats.tensors import neighbours_to_halves, renamed
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair
-from .reading import logits_behind
 
 logger = logging.get_logger(__name__)
 # tables that may have more rows than the target has ids
@@ -378,7 +377,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         drafting = self.drafting(SpeculationConfig(), 0)
-        return logits_behind(drafting, input_ids.to(self.device), features, count)
+        return drafting.logits_behind(input_ids.to(self.device), features, count)
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embed ids, `(…, hidden)` in its own dtype, by its own table or the target's."""

@@ -14,8 +14,7 @@ from transformers import TrainingArguments
 
 import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.guess import guess_at
-from hf_paradraft.drafters.ppd.rows import PromptCollator, insertion_points, prompt_rows
+from hf_paradraft.drafters.ppd.rows import PromptCollator, guess_at, insertion_points, prompt_rows
 from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining
 from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArgumen
 import hf_paradraft
 from hf_paradraft.drafters.blocks.slots import block_mask, slots
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
-from hf_paradraft.drafters.reading import logits_behind
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
@@ -160,8 +159,8 @@ def test_training_steps_are_what_is_drafted():
                 target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
             )
             drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
-            logits = logits_behind(
-                drafting, text, {key: states[:, :-1] for key, states in given.items()}, 1
+            logits = drafting.logits_behind(
+                text, {key: states[:, :-1] for key, states in given.items()}, 1
             )
             expected = [logits[0, -1]]
             for step in (1, 2):

@@ -17,17 +17,41 @@ from transformers import Cache, PreTrainedModel
 from ...decoding.cache import RaggedCache
 from ...decoding.tree_attention import attention_windows
 from ...outer_names import apply_rotary_pos_emb
-from ...protocol import GuessedLogits, SpeculationConfig
+from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...protocol.guess import Bias
 from ..cache import compiled_method, make_room, plain_cache, side_by_side
+from ..context import ContextDrafting
 from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published
 from ..layers import GEMMA4, QWEN35, StackMasks, run, turns
 from .config import BlockConfig, block_config
-from .drafting import BlockDrafting
+
+
+class BlockDrafting(ContextDrafting):
+    """A block after what the target has read of each row.
+
+    Args:
+        drafter: shared with other calls; nothing of it changes.
+        config: how it is used.
+        max_length: tokens of a row at most.
+    """
+
+    def __init__(self, drafter: Any, config: SpeculationConfig, max_length: int):
+        width = config.compiled_width
+        super().__init__(drafter, width, width and max_length + width + drafter.config.block_size)
+
+    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Implement `ContextDrafting.guesses`, by a block after each row."""
+        compiled = self.compiled_width > 0
+        states = self.model.fill(newest, self.masks, self.cache, compiled)
+        self.cache.keep([[]] * len(prefixes), states.shape[1])
+        return [
+            self.model.guess(rows, prefix.ids[0, -2:], prefix.room)
+            for rows, prefix in zip(states, prefixes, strict=True)
+        ]
 
 
 class DFlashDrafter(FeatureDrafter):

@@ -25,7 +25,6 @@ from ..formats.identify import PARD2, refuse_foreign
 from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
 from ..reader import Reader
-from ..reading import logits_behind
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .pard2 import FILE, ProjectedFeatures, Projection
 
@@ -293,7 +292,7 @@ class PardDrafter(SavedDrafter):
                     "A PARD-2 drafter reads its target's hidden states: attach(target) first."
                 )
             drafting = Reader(ProjectedFeatures(self, target), SpeculationConfig(), 0)
-            return logits_behind(drafting, input_ids.to(self.device), features, count)
+            return drafting.logits_behind(input_ids.to(self.device), features, count)
         return logits_after(self, input_ids, [self.mask_token_id] * (count - 1))
 
     def __reduce__(self) -> tuple:

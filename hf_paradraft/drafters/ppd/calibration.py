@@ -18,8 +18,7 @@ from ...training.source import load_rows
 from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
 from .config import PpdConfig
 from .drafting import MAX_RANKS
-from .guess import check_takes_masks, guess_at
-from .rows import PromptCollator
+from .rows import PromptCollator, check_takes_masks, guess_at
 
 LEAST_POINTS = 50
 

@@ -21,9 +21,8 @@ from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import open_model, refuse_packed
 from .calibration import calibrate
 from .config import PpdConfig
-from .guess import check_takes_masks, guess_at
 from .model import PpdDrafter
-from .rows import PromptCollator
+from .rows import PromptCollator, check_takes_masks, guess_at
 
 logger = logging.get_logger(__name__)
 

@@ -37,6 +37,23 @@ WEIGHTS = "adapter_model.safetensors"
 DRAFTS = 5
 
 
+class UnoDrafting(ContextDrafting):
+    """One call's drafting over rows of noise after the part of each text that was read.
+
+    There is a row for every token to be guessed but the first.
+
+    Args:
+        drafter: attached to its target; nothing of it changes.
+    """
+
+    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Implement `ContextDrafting.guesses`, by one forward over all rows."""
+        count = max(1, *(prefix.room for prefix in prefixes))
+        logits = self.model.read(newest, count, self.masks["rows"], self.lengths, self.cache)
+        self.cache.keep([[]] * len(prefixes), count)
+        return guesses_of(logits, prefixes)
+
+
 class UnoDrafter(KeyValueDrafter):
     """A target that guesses by itself, with an adapter that is on in noise alone.
 
@@ -58,6 +75,7 @@ class UnoDrafter(KeyValueDrafter):
     )
     is_adapter = True
     fits = "transformers with hf_paradraft and PEFT, SGLang"
+    drafts_by = UnoDrafting
 
     def __init__(
         self,
@@ -184,10 +202,6 @@ class UnoDrafter(KeyValueDrafter):
             pair(self, target, network=network, shapes=_shapes(network))
         super().attach(target)
 
-    def start_drafting(self, target: PreTrainedModel, max_length: int) -> UnoDrafting:
-        """Begin a `generate` call; its state is its own."""
-        return UnoDrafting(pair(self, target))
-
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
         """Make the attention masks of rows whose first cache slots hold these positions."""
         windows = attention_windows(self.network)
@@ -243,20 +257,3 @@ def _shapes(model: PreTrainedModel) -> dict[int, tuple[int, int, int]]:
         index: (layer.keys.shape[1], layer.keys.shape[-1], layer.values.shape[-1])
         for index, layer in enumerate(cache.layers)
     }
-
-
-class UnoDrafting(ContextDrafting):
-    """One call's drafting over rows of noise after the part of each text that was read.
-
-    There is a row for every token to be guessed but the first.
-
-    Args:
-        drafter: attached to its target; nothing of it changes.
-    """
-
-    def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Implement `ContextDrafting.guesses`, by one forward over all rows."""
-        count = max(1, *(prefix.room for prefix in prefixes))
-        logits = self.model.read(newest, count, self.masks["rows"], self.lengths, self.cache)
-        self.cache.keep([[]] * len(prefixes), count)
-        return guesses_of(logits, prefixes)
