@@ -19,7 +19,6 @@ from transformers.utils import logging
 
 from ...decoding.features import decoder_of
 from ...decoding.tree_attention import additive
-from ...files import tensor_names
 from ...hardware import input_device
 from ...names import attention_of
 from ...protocol import SpeculationConfig
@@ -96,14 +95,6 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             **said,
             "dtype": str(self.dtype).removeprefix("torch."),
         }, tensors
-
-    @classmethod
-    def check_folder(cls, folder: DrafterFolder) -> None:
-        """Refuse a folder that is not whole."""
-        if not cls.recognises(folder):
-            raise OSError(f"{folder} holds no ParallelSpec drafter.")
-        if "mask_embeddings" not in tensor_names(folder.path):
-            raise OSError(f"{folder} lacks the drafter's masks: save it again.")
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:

@@ -12,11 +12,12 @@ from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...files import read_json, tensor_names
+from ...files import tensor_names
 from ...training.data import encode_rows
 from ...training.source import load_rows
 from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
-from .config import PpdConfig
+from ..formats.folder import DrafterFolder
+from .config import PpdConfig, check_adapter
 from .drafting import MAX_RANKS
 from .rows import PromptCollator, check_takes_masks, guess_at
 
@@ -132,12 +133,7 @@ def calibrate_folder(
         ValueError, OSError: something about the inputs is wrong; nothing has been written then.
     """
     folder = Path(adapter)
-    if not (folder / "adapter_config.json").exists():
-        raise OSError(f"{folder} holds no adapter: give the folder that paradraft train ppd wrote.")
-    if (kind := read_json(folder / "adapter_config.json").get("peft_type")) != "PPD":
-        raise ValueError(
-            f"{folder} holds an adapter of type {kind}: only PPD adapters are calibrated."
-        )
+    check_adapter(DrafterFolder(folder))
     config = PpdConfig.from_pretrained(str(folder))
     name = model or config.base_model_name_or_path
     if name is None:
