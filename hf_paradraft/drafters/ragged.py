@@ -200,7 +200,7 @@ class RaggedDrafting(Drafting):
             return None
         forked, kept, length = copy.copy(self), self.rows[row], self.lengths[row]
         known = read + self.ahead
-        waiting = None if kept.waiting is None else kept.waiting[: max(0, known - length)]
+        waiting = None if kept.waiting is None else kept.waiting[: max(0, known - length)].clone()
         forked.rows = [replace(kept, waiting=waiting, states=kept.states[:1], newest=None)]
         forked.cache = row_of(self.cache, row, min(length, known) - kept.begin)
         forked.nodes = Nodes()

@@ -154,7 +154,7 @@ class Reader(RaggedDrafting):
         super().__init__(model, width, width and max_length + width * (1 + self.width))
         self.last_position = last_position(model.stack)
 
-    def _begin(self, starts: list[int]) -> None:
+    def _start(self, starts: list[int]) -> None:
         """Set up for rows that are read from these tokens on."""
         model, stack = self.model, self.model.stack
         self.nodes = Nodes()
@@ -169,7 +169,7 @@ class Reader(RaggedDrafting):
         windows = attention_windows(stack) or {}
         self.masks = {"all": StackMasks(windows, offsets, stack.dtype, stack.device)}
         if self.follower is not None:
-            self.follower._begin([start + 1 for start in starts])
+            self.follower._start([start + 1 for start in starts])
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep the features that the target's forward brought of each row, if they are read."""
@@ -179,7 +179,7 @@ class Reader(RaggedDrafting):
     def begin(self, begins: list[int]) -> None:
         """Implement `RaggedDrafting.begin`: a token is read with the features of the one before."""
         whole = self.model.shift == 0
-        self._begin([0 if begin == 0 and whole else begin + 1 for begin in begins])
+        self._start([0 if begin == 0 and whole else begin + 1 for begin in begins])
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; none after a row without features."""
@@ -208,7 +208,7 @@ class Reader(RaggedDrafting):
         if self.cache is None:
             if model.reads_features:
                 return [None] * len(prefixes)
-            self._begin([0] * len(prefixes))
+            self._start([0] * len(prefixes))
         texts = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         anew = 0 if model.reads_features else 1  # the newest token is read for its logits
         self._forget(
@@ -220,7 +220,7 @@ class Reader(RaggedDrafting):
         if count < 1:
             return [None] * len(texts)
         if starts != old_starts:
-            self._begin(starts)
+            self._start(starts)
         new = [ids[length:] for ids, length in zip(texts, self.lengths, strict=True)]
         for index, row in enumerate(self.rows):
             if not model.reads_features:
@@ -264,7 +264,7 @@ class Reader(RaggedDrafting):
         if not self.model.reads_features and any(
             after < row.begin for after, row in zip(lengths, self.rows, strict=True)
         ):
-            return self._begin([0] * len(lengths))
+            return self._start([0] * len(lengths))
         dropped = [
             max(0, before - max(after, row.begin))
             for before, after, row in zip(self.lengths, lengths, self.rows, strict=True)
