@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import refuse_missing, tensor_names, write_json
 from ..protocol import Drafting, SpeculationConfig
-from .causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
 from .drafter import SavedDrafter
 from .formats.folder import DrafterFolder
 from .formats.values import provenance_of, read_config
 from .pard.config import mend_sampling
-from .reader import Reader
+from .reading.causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
+from .reading.reader import Reader
 
 
 class AutoregressiveDrafter(SavedDrafter):

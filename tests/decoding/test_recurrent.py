@@ -27,7 +27,7 @@ from transformers import (
 import hf_paradraft
 from hf_paradraft.decoding import verify
 from hf_paradraft.decoding.cache import empty_cache
-from hf_paradraft.drafters.causal import read_with_masks
+from hf_paradraft.drafters.reading.causal import read_with_masks
 from hf_paradraft.integration.look import check_reads
 
 

@@ -166,7 +166,7 @@ def test_an_offloaded_targets_latency_and_probe(tmp_path, monkeypatch):
     from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
     from hf_paradraft.decoding.latency import row_latency
-    from hf_paradraft.drafters.cache import check_continues
+    from hf_paradraft.drafters.reading.cache import check_continues
     from hf_paradraft.hardware import input_device
 
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "latency")

@@ -14,8 +14,8 @@ from tiny import near_copy
 
 import hf_paradraft
 from hf_paradraft.decoding import cache, compiled, verify
-from hf_paradraft.drafters import cache as drafter_cache
-from hf_paradraft.drafters import reader
+from hf_paradraft.drafters.reading import cache as drafter_cache
+from hf_paradraft.drafters.reading import reader
 
 PROMPTS = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9]])
 SEEN = (PROMPTS != 0).long()

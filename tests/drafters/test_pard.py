@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGenerat
 
 import hf_paradraft
 from hf_paradraft.decoding.cache import empty_cache
-from hf_paradraft.drafters.causal import read_with_masks
+from hf_paradraft.drafters.reading.causal import read_with_masks
 from hf_paradraft.training.rows import parallel_draft_rows
 
 

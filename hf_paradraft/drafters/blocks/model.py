@@ -20,13 +20,13 @@ from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...protocol.guess import Bias
-from ..cache import compiled_method, make_room, plain_cache, side_by_side
-from ..context import ContextDrafting
 from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published
 from ..layers import GEMMA4, QWEN35, StackMasks, run, turns
+from ..reading.cache import compiled_method, make_room, plain_cache, side_by_side
+from ..reading.context import ContextDrafting
 from .config import BlockConfig, block_config
 
 

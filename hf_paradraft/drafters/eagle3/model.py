@@ -18,14 +18,15 @@ from ...decoding.features import layers_of
 from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..cache import side_by_side
 from ..feature_drafter import FeatureDrafter
 from ..formats.identify import EAGLE3, PEAGLE
 from ..formats.speculators import eagle3_config as saved_config
 from ..formats.tensors import EAGLE3 as NAMES
 from ..formats.tensors import published
 from ..layers import GEMMA4, behind_attention, turns
-from ..reader import Reader, RowModel
+from ..reading.cache import side_by_side
+from ..reading.reader import Reader
+from ..reading.row_model import RowModel
 from .config import Eagle3Config, eagle3_config
 
 

@@ -18,11 +18,11 @@ from ...decoding.tree_attention import additive
 from ...files import refuse_missing, tensor_names, write_json
 from ...protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
-from ..context import ContextDrafting, KeyValueDrafter
 from ..feature_drafter import PADDING
 from ..formats.folder import DrafterFolder
 from ..formats.values import read_config
 from ..pairs import pair
+from ..reading.context import ContextDrafting, KeyValueDrafter
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 

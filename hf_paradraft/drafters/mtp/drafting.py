@@ -13,7 +13,8 @@ import torch
 from torch import LongTensor, Tensor
 
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
-from ..reader import Reader, RowModel
+from ..reading.reader import Reader
+from ..reading.row_model import RowModel
 
 
 @dataclass

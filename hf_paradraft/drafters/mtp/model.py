@@ -29,7 +29,8 @@ from ..formats.layout import without
 from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
-from ..reader import Reader, RowModel
+from ..reading.reader import Reader
+from ..reading.row_model import RowModel
 from .config import MtpConfig, mtp_config
 from .drafting import StepDrafting
 

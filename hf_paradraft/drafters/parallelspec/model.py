@@ -27,7 +27,8 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..layers import decoder_stack, describe_layers, final_norm, final_scale
-from ..reader import Reader, RowModel
+from ..reading.reader import Reader
+from ..reading.row_model import RowModel
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)

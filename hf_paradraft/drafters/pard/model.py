@@ -18,13 +18,20 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConf
 from ...files import tensor_names
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
-from ..causal import CausalRows, check_drafts, check_merged, load_whole, logits_after, unwrapped
 from ..drafter import SavedDrafter
 from ..formats.folder import ADAPTER, DrafterFolder
 from ..formats.identify import PARD2, refuse_foreign
 from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
-from ..reader import Reader
+from ..reading.causal import (
+    CausalRows,
+    check_drafts,
+    check_merged,
+    load_whole,
+    logits_after,
+    unwrapped,
+)
+from ..reading.reader import Reader
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
 from .pard2 import FILE, ProjectedFeatures, Projection
 

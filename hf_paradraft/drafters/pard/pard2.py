@@ -18,9 +18,9 @@ from transformers import PreTrainedModel
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
-from ..cache import side_by_side
-from ..causal import CausalRows
 from ..formats.files import save_tensors, unpickled
+from ..reading.cache import side_by_side
+from ..reading.causal import CausalRows
 
 FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
 

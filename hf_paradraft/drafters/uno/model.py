@@ -25,12 +25,12 @@ from ...files import names_of, write_json
 from ...names import with_cache
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
-from ..cache import guesses_of, plain_cache
-from ..context import ContextDrafting, KeyValueDrafter
 from ..formats.files import save_tensors
 from ..formats.folder import RECORD, DrafterFolder
 from ..layers import StackMasks
 from ..pairs import pair
+from ..reading.cache import guesses_of, plain_cache
+from ..reading.context import ContextDrafting, KeyValueDrafter
 from .adapter import noise_at, with_adapter
 
 WEIGHTS = "adapter_model.safetensors"

@@ -12,12 +12,19 @@ import numpy
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 
-from ..decoding.cache import RaggedCache
-from ..decoding.joining import bytes_of, join_caches, join_masks, row_of, select_cache, select_masks
-from ..decoding.trees import to_target
-from ..protocol import Drafting, GuessedLogits, Observation, Prefix
-from ..protocol.drafter import FeatureKey
-from .layers import StackMasks
+from ...decoding.cache import RaggedCache
+from ...decoding.joining import (
+    bytes_of,
+    join_caches,
+    join_masks,
+    row_of,
+    select_cache,
+    select_masks,
+)
+from ...decoding.trees import to_target
+from ...protocol import Drafting, GuessedLogits, Observation, Prefix
+from ...protocol.drafter import FeatureKey
+from ..layers import StackMasks
 
 
 @dataclass

@@ -12,13 +12,13 @@ from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 
-from ..decoding.cache import RaggedCache
-from ..names import DynamicLayer
-from ..protocol import GuessedLogits, Prefix
-from ..protocol.drafter import FeatureKey, KeyValues
+from ...decoding.cache import RaggedCache
+from ...names import DynamicLayer
+from ...protocol import GuessedLogits, Prefix
+from ...protocol.drafter import FeatureKey, KeyValues
+from ..drafter import SavedDrafter
+from ..pairs import last_target, pair, remember_target
 from .cache import compiled_method, make_room, no_guess, side_by_side
-from .drafter import SavedDrafter
-from .pairs import last_target, pair, remember_target
 from .ragged import RaggedDrafting, Row
 
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticLayer
 from transformers.utils import logging
 
-from ..decoding.cache import (
+from ...decoding.cache import (
     SLOTS,
     RaggedCache,
     empty_cache,
@@ -20,12 +20,12 @@ from ..decoding.cache import (
     static_cache,
     use_plain_layers,
 )
-from ..decoding.compiled import compiled_on
-from ..hardware import input_device
-from ..names import with_cache
-from ..notes import notes_on
-from ..protocol import GuessedLogits, Prefix
-from ..protocol.drafter import FeatureKey
+from ...decoding.compiled import compiled_on
+from ...hardware import input_device
+from ...names import with_cache
+from ...notes import notes_on
+from ...protocol import GuessedLogits, Prefix
+from ...protocol.drafter import FeatureKey
 
 logger = logging.get_logger(__name__)
 

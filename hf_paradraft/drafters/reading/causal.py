@@ -13,16 +13,17 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
 from transformers import Cache, DynamicLayer, PreTrainedConfig, PreTrainedModel
 
-from ..admission import check_forgets
-from ..decoding.cache import empty_cache
-from ..decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
-from ..decoding.tree_attention import attention_windows, or_sdpa
-from ..files import INDEX, WHOLE, refuse_missing, tensor_files
-from ..names import stores_nothing, with_cache
-from ..outer_names import innermost
-from ..protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
+from ...admission import check_forgets
+from ...decoding.cache import empty_cache
+from ...decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
+from ...decoding.tree_attention import attention_windows, or_sdpa
+from ...files import INDEX, WHOLE, refuse_missing, tensor_files
+from ...names import stores_nothing, with_cache
+from ...outer_names import innermost
+from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
 from .cache import check_continues, guesses_of, newer_halves
-from .reader import Reader, RowModel
+from .reader import Reader
+from .row_model import RowModel
 
 
 def unwrapped(model: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Networks that read texts, and their caches: what most kinds draft by."""
