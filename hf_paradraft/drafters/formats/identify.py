@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .deepspec import CLASSES
+from .layout import architecture
 from .transformers import MODEL_TYPE
 
 DFLASH, DSPARK, EAGLE3 = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter"
@@ -44,6 +45,18 @@ ARCHITECTURES = {
     "DCOCODraftModel": "DCOCO drafter",
     "OrthrusLM": ORTHRUS,
 }
+# by what the name of a tensor begins with, or has in it
+TENSORS = {
+    "candidate_selector.": DFLASH2,
+    ".attention_conv.": DFLASH2,
+    "injection.": DSPINE,
+    "efficient_lm_head": EAGLE4,
+    ".q_proj_diff.": ORTHRUS,
+    "xpress_head.": XPRESS,
+    "refiner_head.": XPRESS,
+    "markov_head.": DSPARK,
+    "logit_head.": DSPARK,
+}
 # Relatives that are not served, by the beginning of a key of theirs, at the top or in
 # `dflash_config`.
 RELATIVES = {"treeflash_": TREEFLASH, "lilicorr_": LILICORR, "efficient_lm_head": EAGLE4}
@@ -66,7 +79,7 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         or "parallel_drafting_mask" in config
     ):
         return PEAGLE
-    first = (config.get("architectures") or [""])[0]
+    first = architecture(config)
     projector = (config.get("dflash_config") or {}).get("projector_type")
     if projector not in (None, "dflash"):
         return {"dspark": DSPARK, "domino": "Domino drafter"}.get(
@@ -100,19 +113,14 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
 
 
 def _by_tensors(names: list[str]) -> str | None:
+    """Identify a kind by its tensors' names, which begin as one of a kind does, or have it within.
+
+    Of EAGLE's relatives, only what stands next to the first matrix tells which.
+    """
+    for part, kind in TENSORS.items():
+        if any(name.startswith(part) or (part.startswith(".") and part in name) for name in names):
+            return kind
     tops = {name.split(".")[0] for name in names}
-    if "candidate_selector" in tops or any(".attention_conv." in name for name in names):
-        return DFLASH2
-    if "injection" in tops:
-        return DSPINE
-    if any(top.startswith("efficient_lm_head") for top in tops):
-        return EAGLE4
-    if any(".q_proj_diff." in name for name in names):
-        return ORTHRUS
-    if tops & {"xpress_head", "refiner_head"}:
-        return XPRESS
-    if tops & {"markov_head", "logit_head"}:
-        return DSPARK
     if "fc" in tops or any(name.startswith("encoder.fc.") for name in names):
         if "hidden_norm" in tops or "encoder" in tops:
             return DFLASH
