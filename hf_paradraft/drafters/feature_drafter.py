@@ -294,9 +294,10 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             target_head = TargetHead(
                 target, None if self.head is not None else self.vocabulary, self.shortlist
             )
-        if self.head is None and target_head.embedding.weight.shape[-1] != self.hidden_size:
+        shares = self.embedding is None or self.head is None
+        if shares and target_head.embedding.weight.shape[-1] != self.hidden_size:
             raise ValueError(
-                f"{who} has no head of its own, and its states do not fit the target's."
+                f"{who} shares the target's embedding or head, which are not of its own width."
             )
         pair(self, target, target_head=target_head)
         self.target_head = target_head

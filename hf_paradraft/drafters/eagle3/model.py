@@ -130,14 +130,6 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         super().attach(target)
         if self.features == self.settled:
             self.features = self.settled = features
-        if (
-            self.embedding is None
-            and self.target_head.embedding.weight.shape[-1] != self.hidden_size
-        ):
-            raise ValueError(
-                f"This {self.title} has no embedding of its own, and the target's has another "
-                "width."
-            )
 
     def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """Implement `FeatureDrafter.features_of`: what the file or the user names, or the default.
