@@ -93,7 +93,7 @@ class Nodes:
 
 @dataclass
 class Row:
-    """What a drafting keeps of one text, next to its cache.
+    """The state that a drafting keeps of one text, next to its cache.
 
     Attributes:
         begin: the first token that the cache holds.
