@@ -21,7 +21,7 @@ from ...files import INDEX, WHOLE, refuse_missing, tensor_files
 from ...names import stores_nothing, with_cache
 from ...outer_names import innermost
 from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from .cache import check_continues, guesses_of, newer_halves
+from .cache import check_continues, newer_halves, no_guess
 from .reader import Reader
 from .row_model import RowModel
 
@@ -224,24 +224,21 @@ class OneTextReader(Drafting):
                 f"prompt{or_sdpa(network)}."
             )
 
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Guess the tokens after the text."""
-        return guesses_of(self.read(prefixes, prefixes[0].room), prefixes)
-
     @torch.no_grad()
-    def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
-        """Read as `Reader.read`, one text."""
-        model, network = self.model, self.model.stack
-        ids = prefixes[0].ids[0].to(network.device)
-        self._forget(min(prefixes[0].kept, len(ids) - 1))
-        count, starts = newer_halves([ids], [self.start], count, prefixes, model.context)
+    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
+        """Read what is new of the text, and guess the tokens after it."""
+        model, network, prefix = self.model, self.model.stack, prefixes[0]
+        ids = prefix.ids[0].to(network.device)
+        self._forget(min(prefix.kept, len(ids) - 1))
+        count, (start,) = newer_halves([ids], [self.start], prefix.room, prefixes, model.context)
         if count < 1:
-            return [None]
-        if starts != [self.start]:
-            self.cache, self.start = empty_cache(network), starts[0]
-        masks = model.mask_ids[: count - 1]
+            return [no_guess(prefix)]
+        if start != self.start:
+            self.cache, self.start = empty_cache(network), start
         self.length = len(ids)
-        return [read_with_masks(network, ids[None, self.start :], self.cache, masks, model.unknown)]
+        masks = model.mask_ids[: count - 1]
+        logits = read_with_masks(network, ids[None, start:], self.cache, masks, model.unknown)
+        return [GuessedLogits(logits[: prefix.room])]
 
     def _forget(self, length: int) -> None:
         """Drop the tokens that were read after the first `length`.
