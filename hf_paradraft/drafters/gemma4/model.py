@@ -169,6 +169,11 @@ class Gemma4Drafter(KeyValueDrafter):
             ("head", "by centroids" if config.get("use_ordered_embeddings") else "of all tokens"),
         ]
 
+    @property
+    def device(self) -> torch.device:
+        """The device of its weights."""
+        return self.network.device
+
     def sources(self, target: PreTrainedModel) -> dict[str, int]:
         """Find the target's layers whose keys and values are read, by kind.
 
