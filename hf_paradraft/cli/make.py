@@ -105,7 +105,8 @@ def regenerate(
     A drafter then learns from the texts that it will be judged by.
     """
     from ..training.answers import Server, Target
-    from ..training.regenerate import check_sources, only_writer
+    from ..training.journal import check_output_file
+    from ..training.prompts import invent as write_prompts
     from ..training.regenerate import regenerate as run
     from ..training.target_states import TargetStates
 
@@ -123,7 +124,7 @@ def regenerate(
             f"trainings run the target in {Dtype.auto.chosen} here, so --states need no other "
             "--dtype."
         )
-    check_sources(output, prompts, avoid)
+    check_output_file(output, prompts, avoid)
     for file in (prompts, avoid):
         check_rows_there(file)
     use_threads(threads)
@@ -143,19 +144,9 @@ def regenerate(
             model, tokenizer, *how, helper, reads_exactly(model, True), kept, max_length or 512
         )
     if invent is not None:
-        from ..training.invent import invent as write_prompts
-
         invented = output.with_name(f"{output.name}.prompts.jsonl")
-        with only_writer(invented):
-            write_prompts(
-                model,
-                tokenizer,
-                invent,
-                invented,
-                batch_size=batch_size,
-                seed=seed,
-                overwrite=overwrite,
-            )
+        drawn = {"batch_size": batch_size, "seed": seed}
+        write_prompts(model, tokenizer, invent, invented, **drawn, overwrite=overwrite)
         rows = run(writer, invented, output, overwrite=overwrite, avoid=avoid, count=invent)
     else:
         rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid)

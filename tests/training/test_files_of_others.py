@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from tiny import make_tokenizer, tiny_model
 from trained import regenerate
 from typer.testing import CliRunner
@@ -23,7 +24,6 @@ from hf_paradraft.training.output import (
     newest_checkpoint,
     replace_model,
 )
-from hf_paradraft.training.regenerate import only_writer
 from hf_paradraft.training.target import config_of, open_model, open_tokenizer
 from hf_paradraft.training.target_states import TargetStates
 
@@ -33,7 +33,7 @@ def target():
     return tiny_model(num_hidden_layers=8)
 
 
-@pytest.mark.parametrize("end", ["", ".run", ".part", ".former"])
+@pytest.mark.parametrize("end", ["", ".run", ".former"])
 def test_prompts_that_lie_where_answers_go(end, tmp_path):
     prompts = tmp_path / f"out.jsonl{end}"
     prompts.write_text('{"text": "a b c"}\n')
@@ -82,7 +82,11 @@ def test_answers_that_were_finished_outlive_an_overwriting_that_was_not(tmp_path
 
 def test_invented_prompts_have_one_writer(tmp_path):
     tiny_model(initializer_range=0.1).save_pretrained(tmp_path / "target")
-    make_tokenizer().save_pretrained(tmp_path / "target")
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ 'a ' + m['content'] + ' <eos>' }}{% endfor %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "target")
     words = [
         "regenerate",
         "--target",
@@ -92,7 +96,7 @@ def test_invented_prompts_have_one_writer(tmp_path):
         "--output",
         str(tmp_path / "out.jsonl"),
     ]
-    with only_writer(tmp_path / "out.jsonl.prompts.jsonl"):
+    with FileLock(tmp_path / ".out.jsonl.prompts.jsonl.lock"):
         assert "Another process is writing" in str(CliRunner().invoke(app, words).exception)
 
 

@@ -10,7 +10,9 @@ from trained import regenerate
 from transformers import AutoTokenizer
 
 from hf_paradraft.demo import FAMILY
-from hf_paradraft.training.regenerate import prompts_of
+from hf_paradraft.training.data import encode_rows
+from hf_paradraft.training.prompts import prompts_of
+from hf_paradraft.training.source import load_rows
 
 
 class Killed(Exception):
@@ -50,10 +52,10 @@ def prompts(tmp_path):
 OPTIONS = {"max_new_tokens": 4, "batch_size": 2}
 
 
-@pytest.mark.parametrize("name", ["run", "part", "former", "part.former"])
+@pytest.mark.parametrize("name", ["run", "former"])
 @pytest.mark.parametrize("folder", [False, True])
 def test_files_of_others_beside_the_answers(name, folder, prompts, tmp_path):
-    """An unfinished download is called `.part`, too."""
+    """What others call a file next to the answers is theirs."""
     other = tmp_path / f"answers.jsonl.{name}"
     other.mkdir() if folder else other.write_text("half of my download")
     with pytest.raises(ValueError, match="none of this command's"):
@@ -70,15 +72,12 @@ def test_finished_answers_are_not_generated_again(temperature, prompts, tmp_path
     target, _ = dying_after(3)
     with pytest.raises(Killed):
         regenerate(target, make_tokenizer(), prompts, output, **options)
-    assert output.read_text() == ""
-    part = tmp_path / "parts.jsonl.part"
-    assert part.read_text().count("\n") == 6
-    part.write_bytes(part.read_bytes()[:-5])  # killed in a line
+    assert output.read_text().count("\n") == 6
+    output.write_bytes(output.read_bytes()[:-5])  # killed in a line
     target, count = dying_after(9)
-    assert regenerate(target, make_tokenizer(), prompts, output, **options) == 8
+    assert regenerate(target, make_tokenizer(), prompts, output, **options) == 3
     assert len(count) == 2
     assert output.read_text() == (tmp_path / "whole.jsonl").read_text()
-    assert not part.exists()
 
 
 def test_greedy_answers_go_on_in_other_batches(prompts, tmp_path):
@@ -108,22 +107,25 @@ def test_beginning_anew_forgets_what_was_finished(prompts, tmp_path):
     assert output.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_waiting_answers_are_written_without_asking_the_target(prompts, tmp_path):
-    """All answers wait, and the output has none of them: they are written without asking the
-    target.
-    """
+def test_answers_that_are_all_there_are_put_in_order_without_asking_the_target(prompts, tmp_path):
+    """A run that was killed after its last answer, and before its file had the prompts' order."""
     output = tmp_path / "answers.jsonl"
     regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
     whole = output.read_text()
-    waiting = [
-        json.dumps({"index": i, "row": json.loads(line)})
-        for i, line in enumerate(whole.splitlines())
-    ]
-    (tmp_path / "answers.jsonl.part").write_text("\n".join(waiting) + "\n")
-    output.write_text(whole[:9])
+    rows = [{"index": i, **json.loads(line)} for i, line in enumerate(whole.splitlines())]
+    output.write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
     target, _ = dying_after(0)
-    assert regenerate(target, make_tokenizer(), prompts, output, **OPTIONS) == 8
+    assert regenerate(target, make_tokenizer(), prompts, output, **OPTIONS) == 0
     assert output.read_text() == whole
+
+
+def test_an_unfinished_file_can_be_learned_from(prompts, tmp_path):
+    """Its answers are rows as any others, with their numbers."""
+    output, tokenizer = tmp_path / "answers.jsonl", make_tokenizer()
+    target, _ = dying_after(2)
+    with pytest.raises(Killed):
+        regenerate(target, tokenizer, prompts, output, **OPTIONS)
+    assert len(encode_rows(load_rows(output), tokenizer, 64)) == 4
 
 
 def test_a_text_keeps_its_roles(tmp_path):

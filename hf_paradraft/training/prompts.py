@@ -1,21 +1,95 @@
-"""Invented prompts: what a chat model writes itself where its template opens the user's turn
-(Magpie, section 2).
-"""
+"""Prompts: of a dataset's rows, or invented by the target; apart from what is measured."""
 
-import json
+import re
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import end_tokens, render_chat, until_end
-from ..files import rows_of, write_json
-from .regenerate import check_same_run, cut_half_line
+from .journal import Journal, check_output_file
+from .source import load_rows, text_of, tools_of, turns_of
 from .target import fingerprint
 
+WORDS = 13  # of a run: no prompt may share one with what is measured (Brown et al., 2020, C)
+SHORT = 5  # words of a text that is shorter and counts as a run; fewer are names and roles
+# Chinese and Japanese have no spaces
+WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]+")
 MARK = "\u241fWHAT THE USER SAYS\u241f"
 BARREN = 128  # turns in a row without a new prompt, after which it is given up
+
+
+def prompts_of(
+    source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase | None
+) -> Iterator[dict]:
+    """Yield the prompt of each row: a chat's turns before the last answer, or a text's beginning.
+
+    Prompts are `{"messages": turns before the last answer}`, with its tools, or `{"text": its first
+    tokens}`.
+
+    Raises:
+        ValueError: a row is none of both, or a text where no tokenizer can cut it.
+    """
+    for count, row in enumerate(load_rows(source), 1):
+        try:
+            turns, text = turns_of(row["messages"]) if row.get("messages") else [], text_of(row)
+            tools = tools_of(row)
+        except ValueError as error:
+            raise ValueError(f"{source}, row {count}: {error}") from None
+        while turns and turns[-1]["role"] == "assistant":
+            turns.pop()
+        if turns:
+            messages = [
+                {k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns
+            ]
+            yield {"messages": messages, **({} if tools is None else {"tools": tools})}
+        elif text and not row.get("messages"):
+            if tokenizer is None:
+                raise ValueError(
+                    f"{source}, row {count}: a server answers conversations, give rows with "
+                    "'messages'."
+                )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"][:prompt_tokens]
+            while (begun := tokenizer.decode(ids)).endswith("\ufffd") and len(ids) > 1:
+                ids.pop()  # half a character
+            yield {"text": begun}
+
+
+def texts_in(row: Any) -> Iterator[str]:
+    """Yield every text in a JSON value, at any nesting depth, except for system turns.
+
+    All rows of a set may share system turns.
+    """
+    if isinstance(row, str):
+        yield row
+    elif isinstance(row, dict | list) and not (
+        isinstance(row, dict) and "system" in (row.get("role"), row.get("from"))
+    ):
+        for part in row.values() if isinstance(row, dict) else row:
+            yield from texts_in(part)
+
+
+def runs_in(row: Any) -> set[tuple[str, ...]]:
+    """Collect the runs of 13 consecutive words in a row's texts, and shorter texts whole.
+
+    Case and punctuation do not count. Texts of fewer than `SHORT` words are left out.
+    """
+    runs: set[tuple[str, ...]] = set()
+    for text in texts_in(row):
+        words = WORD.findall(text.lower())
+        if SHORT <= len(words) < WORDS:
+            runs.add(tuple(words))
+        runs.update(zip(*(words[begin:] for begin in range(WORDS)), strict=False))
+    return runs
+
+
+def disjoint(rows: Iterable[Any], measured: Iterable[Any]) -> list[Any]:
+    """Keep the rows that share no run of 13 words with any row that drafters are measured on."""
+    avoided = set().union(*map(runs_in, measured))
+    return [row for row in rows if avoided.isdisjoint(runs_in(row))]
 
 
 def user_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], int]:
@@ -83,9 +157,9 @@ def invent(
     """
     if count < 1:
         raise ValueError(f"{count} prompts cannot be invented: ask for 1 at least.")
+    check_output_file(output)
     opened, end = user_turn(tokenizer)
     stops = [end, *end_tokens(target)]
-    run = output.with_name(f"{output.name}.run")
     settings = {
         "target": target.name_or_path,
         "weights": fingerprint(target),
@@ -95,28 +169,16 @@ def invent(
         "temperature": temperature,
         "drawn": [batch_size, seed],
     }
-    if output.exists() and not overwrite:
-        check_same_run(output, run, settings)
-        cut_half_line(output)
-    else:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.unlink(missing_ok=True)  # first: old prompts must not be found next to new settings
-        write_json(run, settings)
-        output.touch()
-    rows = list(rows_of(output, "train")) if output.stat().st_size else []
-    seen = {row["messages"][0]["content"] for row in rows}
-    fruitful = rows[-1].get("batch") if rows else -1
-    if type(fruitful) is not int:
-        raise ValueError(
-            f"{output} was changed by others: pass --overwrite to invent prompts anew, or name "
-            "another output."
-        )
-    batch = max(0, fruitful)  # it may be half written: what is not there of it is added
-    bar, tried = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts"), 0
     ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(
         batch_size, -1
     )
-    with output.open("a", encoding="utf-8") as file:
+    tried = 0
+    with Journal.open(output, settings, overwrite) as journal:
+        rows = list(journal.rows())
+        seen = {row["messages"][0]["content"] for row in rows}
+        fruitful = rows[-1]["batch"] if rows else -1
+        batch = max(0, fruitful)  # it may be half written: what is not there of it is added
+        bar = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts")
         while len(seen) < count:
             if (barren := (batch - fruitful - 1) * batch_size) >= BARREN:
                 raise ValueError(
@@ -148,9 +210,8 @@ def invent(
                     seen.add(text)
                     fruitful = batch
                     row = {"messages": [{"role": "user", "content": text}], "batch": batch}
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                    journal.add(row)
                     bar.update(1)
-            file.flush()
             batch += 1
-    bar.close()
+        bar.close()
     return tried

@@ -1,0 +1,119 @@
+"""Rows that a run writes one after the other, and goes on with after it was stopped."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+from filelock import FileLock, Timeout
+
+from ..files import other_settings, read_json, rows_of, write_json
+
+# after a journal's name: how its rows are made, and rows of a finished run that are overwritten
+RUN, FORMER = ".run", ".former"
+SETTINGS = {"target", "temperature"}  # in every `.run`, for others write files of that name
+
+
+class Journal:
+    """Rows in a file of JSON lines, which grows by one at a time.
+
+    FILE.run says how the rows are made. Where a file is overwritten, it is called FILE.former until
+    the new one is finished.
+    """
+
+    def __init__(self, file: Path, settings: dict[str, Any], overwrite: bool = False):
+        self.file, self.former = file, file.with_name(f"{file.name}{FORMER}")
+        run = file.with_name(f"{file.name}{RUN}")
+        if not file.exists() or overwrite:
+            # first: old rows must not be found next to new settings
+            if file.exists() and not self.former.exists():  # else that is the finished one
+                file.replace(self.former)
+            file.unlink(missing_ok=True)
+            write_json(run, settings)
+            file.touch()
+        elif not run.exists():
+            raise ValueError(
+                f"{file} exists, and no {run.name} says how it was made: pass --overwrite, or name "
+                "another output."
+            )
+        elif other := other_settings(read_json(run), settings):
+            raise ValueError(
+                f"{file} was made with other settings ({other}): use those again to go on, pass "
+                "--overwrite to begin anew, or name another output."
+            )
+        else:
+            whole, _, _ = file.read_bytes().rpartition(b"\n")  # a killed run may leave half a line
+            with file.open("r+b") as opened:
+                opened.truncate(len(whole) + 1 if whole else 0)
+
+    @classmethod
+    @contextmanager
+    def open(cls, file: Path, settings: dict[str, Any], overwrite: bool = False) -> Iterator[Self]:
+        """Open a run's journal; the run is finished where the block ends.
+
+        Args:
+            file: of the rows.
+            settings: that decide them.
+            overwrite: begin anew, even where the file has rows of another run.
+
+        Raises:
+            ValueError: the file's rows were made otherwise, or it is not known how.
+            OSError: another process is writing it.
+        """
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
+                journal = cls(file, settings, overwrite)
+                yield journal
+                journal.former.unlink(missing_ok=True)
+        except Timeout:
+            raise OSError(
+                f"Another process is writing {file}: wait for it, or name another output."
+            ) from None
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Read the rows so far."""
+        return rows_of(self.file, "train")
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Append a row."""
+        with self.file.open("a", encoding="utf-8") as opened:
+            opened.write(as_line(row))
+
+
+def as_line(row: dict[str, Any]) -> str:
+    """Write a row as a line of JSON."""
+    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+
+
+def check_output_file(output: Path, *sources: str | Path | None) -> None:
+    """Refuse an output that is no file, or that would overwrite a source or foreign files.
+
+    Foreign files are those that others have left next to it under names that are needed.
+
+    Args:
+        output: of a journal.
+        sources: prompts, and rows to avoid: files or Hub datasets; None for none.
+
+    Raises:
+        ValueError: it would.
+    """
+    if output.is_dir() or not output.name:
+        raise ValueError(f"The output {str(output)!r} is a folder: name a file.")
+    needed = [output.with_name(f"{output.name}{end}") for end in (RUN, FORMER)]
+    written = {file.resolve() for file in (output, *needed)}
+    for source in sources:
+        if source is not None and Path(source).resolve() in written:
+            raise ValueError(
+                f"{source} would be written to: name another one for the answers than {output}."
+            )
+    try:
+        ours = read_json(needed[0]).keys() >= SETTINGS
+    except OSError:
+        ours = False
+    if foreign := [file for file in needed if (file.is_dir() if ours else file.exists())]:
+        raise ValueError(
+            f"{foreign[0]} is none of this command's, which needs the name: move it, or name "
+            "another output."
+        )
