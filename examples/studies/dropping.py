@@ -21,7 +21,6 @@ from hf_paradraft.drafters.pard.model import PardDrafter
 from hf_paradraft.drafters.pard.training import PardTrainer
 from hf_paradraft.hardware import fast_dtype, peak_memory, reset_peak_memory
 from hf_paradraft.training.data import encode_rows
-from hf_paradraft.training.epochs import CountEpochs
 from hf_paradraft.training.metrics import acceptance
 from hf_paradraft.training.row_trainer import CodConfig, RowCollator
 from hf_paradraft.training.source import load_rows
@@ -86,7 +85,6 @@ def ablation(
                 drafter, arguments, cod, train_dataset=train_set, processing_class=tokenizer
             )
             trainer.data_collator = collator_class(mask_token_id, cod)
-            trainer.add_callback(CountEpochs(trainer.data_collator))
             started = perf_counter()
             trainer.train()
             seconds = (perf_counter() - started) / steps

@@ -9,28 +9,29 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
+from torch.optim import AdamW, Muon
 from transformers import TrainingArguments
 
 from .data import IGNORED
-from .depth_trainer import DepthTrainer
 from .losses import Loss, mixed, rejection
-from .optimiser import MuonAdamW
+from .rows import ChoosingCollator
 from .target_states import TargetStates
+from .trainer import DepthTrainer
+from .vocabulary import places_in
 
 
-class AnchorCollator:
+class AnchorCollator(ChoosingCollator):
     """A collator of encoded samples to a padded batch of texts with anchors.
-
-    The same sample in the same epoch always has the same anchors.
 
     Args:
         num_anchors: of a text, at most.
-        block_size: B, guesses after an anchor.
+        block_size: K, guesses after an anchor.
         seed: of the choice.
     """
 
     def __init__(self, num_anchors: int, block_size: int, seed: int = 0):
-        self.num_anchors, self.block_size, self.seed, self.epoch = num_anchors, block_size, seed, 0
+        super().__init__(seed)
+        self.num_anchors, self.block_size = num_anchors, block_size
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Pad texts on the right, and choose each text's anchors.
@@ -39,55 +40,83 @@ class AnchorCollator:
 
         Returns:
             `input_ids` int64 `(B, N)`, padded with 0, `lengths` int64 `(B,)`, `anchors` int64 `(B,
-            A)`, padded with -1, and the entries of `guesses_behind`.
+            A)`, padded with -1. And int64 `(B, A, K)`: `places` of the tokens before each guess,
+            which the first time is the anchor, `before`, their ids, and `labels` in the target's
+            ids, -100 from the first token on that is not to be learned.
         """
-        width = max(len(sample["input_ids"]) for sample in samples) + self.block_size
-        ids = torch.zeros((len(samples), width), dtype=torch.long)
-        labels = torch.full((len(samples), width), IGNORED)
+        lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
+        shape = len(samples), int(lengths.max()) + self.block_size
+        ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, IGNORED)
         anchors = torch.full((len(samples), self.num_anchors), -1)
-        for row, sample in enumerate(samples):
-            length = len(sample["input_ids"])
-            ids[row, :length], labels[row, :length] = (
-                torch.tensor(sample["input_ids"]),
-                torch.tensor(sample["labels"]),
-            )
+        for row, (sample, length) in enumerate(zip(samples, lengths.tolist(), strict=True)):
+            ids[row, :length] = torch.tensor(sample["input_ids"])
+            labels[row, :length] = torch.tensor(sample["labels"])
             possible = (labels[row, 1:] != IGNORED).nonzero()[:, 0]
             possible = possible[possible > 0]  # a context of one token at least
-            generator = torch.Generator().manual_seed(
-                hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63
-            )
-            chosen = possible[
-                torch.randperm(len(possible), generator=generator)[: self.num_anchors]
-            ].sort()[0]
+            drawn = torch.randperm(len(possible), generator=self.generator(sample))
+            chosen = possible[drawn[: self.num_anchors]].sort()[0]
             anchors[row, : len(chosen)] = chosen
-        lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
-        guesses = guesses_behind(ids, labels, anchors, self.block_size)
-        return {"input_ids": ids, "lengths": lengths, "anchors": anchors, **guesses}
+        places = anchors.clamp(min=0)[..., None] + torch.arange(self.block_size)
+        after = (places + 1).clamp(max=shape[1] - 1)
+        following = labels.gather(1, after.flatten(1)).view_as(places)
+        unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
+        return {
+            "input_ids": ids,
+            "lengths": lengths,
+            "anchors": anchors,
+            "places": places,
+            "before": ids.gather(1, places.flatten(1)).view_as(places),
+            "labels": following.where(unbroken, IGNORED),
+        }
 
 
-def guesses_behind(
-    ids: LongTensor, labels: LongTensor, anchors: LongTensor, count: int
-) -> dict[str, LongTensor]:
-    """Gather the guesses after each anchor: their labels, and the tokens before them.
+class MuonAdamW(torch.optim.Optimizer):
+    """An optimiser that joins Muon and AdamW, with one learning rate.
+
+    Muon's steps are scaled to AdamW's (arXiv 2502.16982, section 2.2). Projections are matrices
+    whose names end in `proj`, as most of transformers' layers have it. Tables, heads, norms and
+    what mixes states keep AdamW.
 
     Args:
-        ids, labels: int64 `(B, N)`, a block wider than the longest text; -100 for what is not to be
-            learned.
-        anchors: int64 `(B, A)`, -1 for none.
-        count: K.
-
-    Returns:
-        int64 `(B, A, K)`: `places` of the tokens before each guess, which the first time is the
-        anchor, `before`, their ids, and `labels` in the target's ids, -100 from the first token on
-        that is not to be learned.
+        module: what is trained.
+        lr: peak learning rate.
+        betas, eps: AdamW's.
+        weight_decay: of projections.
     """
-    positions = anchors.clamp(min=0)[..., None] + torch.arange(count)
-    following = labels.gather(1, (positions + 1).clamp(max=ids.shape[1] - 1).flatten(1)).view_as(
-        positions
-    )
-    unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
-    before = ids.gather(1, positions.flatten(1)).view_as(positions)
-    return {"places": positions, "before": before, "labels": following.where(unbroken, IGNORED)}
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+    ):
+        projections: list[torch.nn.Parameter] = []
+        others: list[torch.nn.Parameter] = []
+        for name, weight in module.named_parameters():
+            if weight.requires_grad:
+                (
+                    projections if name.endswith("proj.weight") and weight.ndim == 2 else others
+                ).append(weight)
+        self.parts: list[torch.optim.Optimizer] = []
+        if projections:
+            self.parts.append(
+                Muon(projections, lr=lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw")
+            )
+        if others:
+            self.parts.append(AdamW(others, lr=lr, betas=betas, eps=eps, weight_decay=0.0))
+        super().__init__([group for part in self.parts for group in part.param_groups], {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Take a step with each optimiser, on the groups and states of this object.
+
+        Schedules and checkpoints know these groups and states.
+        """
+        for part, group in zip(self.parts, self.param_groups, strict=True):
+            part.param_groups, part.state = [group], self.state
+            part.step(closure)
 
 
 class AnchorTrainer(DepthTrainer):
@@ -126,10 +155,6 @@ class AnchorTrainer(DepthTrainer):
         )
         self.drafter: Any = model.drafter
         self.states, self.fading, self.loss = states, fading, loss
-        self.places: LongTensor | None = None
-        if self.drafter.vocabulary is not None:
-            self.places = torch.full((states.target.config.get_text_config().vocab_size,), IGNORED)
-            self.places[self.drafter.vocabulary.cpu()] = torch.arange(len(self.drafter.vocabulary))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make `MuonAdamW`, unless `optim` names another one or processes share weights.
@@ -144,37 +169,26 @@ class AnchorTrainer(DepthTrainer):
             )
         return super().create_optimizer(model)
 
-    def compute_loss(
-        self,
-        model,
-        inputs,
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ):
-        """Compute the mean loss over all guesses, weighted by depth."""
+    def guesses(self, model: Any, inputs: dict[str, Tensor]) -> tuple[dict, dict]:
+        """Compute the target's states of a batch, and the model's outputs on them."""
         states = self.states(inputs["input_ids"], inputs["lengths"])
-        outputs = model(
-            inputs, {key: states[key].to(self.drafter.dtype) for key in self.drafter.features}
-        )
-        labels, positions = inputs["labels"], inputs["places"]
-        learned = labels != IGNORED
-        if self.places is not None:
-            labels = torch.where(
-                learned, self.places.to(labels.device)[labels.clamp(min=0)], IGNORED
-            )
-        logits, labels = outputs["logits"][learned], labels[learned]
-        where = learned.nonzero(as_tuple=True)
-        rejected = rejection(
-            logits, self.states.probabilities(states, where[0], positions[learned])
-        )
+        read = {key: states[key].to(self.drafter.dtype) for key in self.drafter.features}
+        return states, model(inputs, read)
+
+    def guess_losses(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, LongTensor]:
+        """Implement `DepthTrainer.guess_losses`: losses that fade with depth."""
+        states, outputs = self.guesses(model, inputs)
+        learned = inputs["labels"] != IGNORED
+        logits, labels = outputs["logits"][learned], inputs["labels"][learned]
+        if self.drafter.vocabulary is not None:
+            labels = places_in(self.drafter.vocabulary, labels)
+        rows, _, depths = learned.nonzero(as_tuple=True)
+        p = self.states.probabilities(states, rows, inputs["places"][learned])
+        rejected = rejection(logits, p)
         losses = mixed(self.loss, logits, labels, rejected)
         if "confidence" in outputs:
             sure = outputs["confidence"][learned].float()
             losses = losses + F.binary_cross_entropy_with_logits(
                 sure, (1 - rejected).detach().clamp(0, 1), reduction="none"
             )
-        self.judge(1 - rejected, where[2])
-        loss = self.mean(
-            losses * self.fading ** where[2].to(losses), learned.sum(), num_items_in_batch
-        )
-        return (loss, outputs) if return_outputs else loss
+        return losses * self.fading ** depths.to(losses), 1 - rejected, depths

@@ -4,7 +4,7 @@ alike.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers import TrainingArguments
 
 from .data import IGNORED
-from .depth_trainer import DepthTrainer
-from .rows import SHAPES, cod_keep_mask, draft_rows, may_attend, useful_rows
+from .rows import SHAPES, ChoosingCollator, cod_keep_mask, draft_rows, may_attend, useful_rows
+from .trainer import DepthTrainer
+from .vocabulary import places_in
 
 
 @dataclass
@@ -38,10 +39,8 @@ class CodConfig:
         cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)
 
 
-class RowCollator:
+class RowCollator(ChoosingCollator):
     """A collator of encoded samples to one padded batch of rows.
-
-    The same sample in the same epoch always gives the same rows.
 
     Args:
         mask_token_id: the drafter's.
@@ -60,9 +59,9 @@ class RowCollator:
         dense_masks: bool = True,
         vocabulary: LongTensor | None = None,
     ):
-        self.mask_token_id, self.cod, self.seed = mask_token_id, cod, seed
-        self.dense_masks = dense_masks
-        self.vocabulary, self.epoch = None if vocabulary is None else vocabulary.cpu(), 0
+        super().__init__(seed)
+        self.mask_token_id, self.cod, self.dense_masks = mask_token_id, cod, dense_masks
+        self.vocabulary = None if vocabulary is None else vocabulary.cpu()
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
         """Pad to the longest.
@@ -111,15 +110,9 @@ class RowCollator:
     def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
         """Make the training rows of one sample, with their `depths`."""
         ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
-        generator = torch.Generator().manual_seed(
-            hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63
-        )
         if self.vocabulary is not None:
-            indices = torch.searchsorted(self.vocabulary, labels).clamp(
-                max=len(self.vocabulary) - 1
-            )
-            labels = torch.where(self.vocabulary[indices] == labels, indices, IGNORED)
-        keep = useful_rows(self.keep(len(ids), generator), labels)
+            labels = places_in(self.vocabulary, labels)
+        keep = useful_rows(self.keep(len(ids), self.generator(sample)), labels)
         return draft_rows(ids, labels, self.mask_token_id, keep)
 
 
@@ -143,7 +136,7 @@ def block_mask(depths: Tensor, positions: Tensor):
     return make(rule, size, None, length, length, device=depths.device)
 
 
-class RowTrainer(DepthTrainer, ABC):
+class RowTrainer(DepthTrainer):
     """A trainer on the labelled rows of a `RowCollator`.
 
     A kind of drafter defines the loss of a row.
@@ -155,17 +148,14 @@ class RowTrainer(DepthTrainer, ABC):
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
-    figure = "loss"
-
     def __init__(self, model: Any, args: TrainingArguments, collator: RowCollator, **kwargs: Any):
         super().__init__(model, args, collator, collator.cod.num_depths, **kwargs)
-        self.cod = collator.cod
 
     @abstractmethod
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
-    ) -> tuple[Tensor, Any]:
-        """Compute the loss of each row `(B, C)`, 0 where it has no label, and the model's outputs.
+    ) -> Tensor:
+        """Compute the loss of each row `(B, C)`, 0 where it has no label.
 
         Args:
             model: wrapped, if there are several processes.
@@ -174,14 +164,8 @@ class RowTrainer(DepthTrainer, ABC):
             columns: int64 `(C,)`, of the rows that have a label somewhere.
         """
 
-    def compute_loss(
-        self,
-        model,
-        inputs,
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ):
-        """Compute the mean loss over labelled rows.
+    def guess_losses(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Implement `DepthTrainer.guess_losses`.
 
         Logits are computed only for columns that have a label somewhere, and for a few more that
         make their number a multiple of `SHAPES`.
@@ -191,20 +175,15 @@ class RowTrainer(DepthTrainer, ABC):
         count = int(wanted.sum())
         columns = wanted.byte().argsort(descending=True, stable=True)[: count + -count % SHAPES]
         labels, depths = labels[:, columns], inputs["depths"][:, columns]
-        losses, outputs = self.row_losses(model, inputs, labels, depths, columns)
+        losses = self.row_losses(model, inputs, labels, depths, columns)
         learned = labels != IGNORED
-        self.judge(losses[learned], depths[learned])
-        loss = self.mean(losses, learned.sum(), num_items_in_batch)
-        return (loss, outputs) if return_outputs else loss
+        return losses, losses[learned], depths[learned]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Implement `DepthTrainer.evaluate`, over all rows of every depth."""
-        collator = self.data_collator  # type: ignore[has-type]
-        everything = CodConfig(self.cod.num_depths, 1.0, 1.0)
-        self.data_collator = RowCollator(
-            collator.mask_token_id, everything, 0, collator.dense_masks, collator.vocabulary
-        )
+        collator: Any = self.data_collator
+        dropping, collator.cod = collator.cod, CodConfig(collator.cod.num_depths, 1.0, 1.0)
         try:
             return super().evaluate(*args, **kwargs)
         finally:
-            self.data_collator = collator
+            collator.cod = dropping

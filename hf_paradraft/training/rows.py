@@ -8,11 +8,37 @@ to the real tokens `s <= t - d` and to its own chain of masks `(1, t - d + 1), â
 Worked example, K = 3: row `(2, 5)` sees the real tokens 0 â€¦ 3, the mask `(1, 4)` and itself.
 """
 
+from abc import ABC, abstractmethod
+from typing import Any
+
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 
 # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
 SHAPES = 64
+
+
+class ChoosingCollator(ABC):
+    """A collator that makes random choices, which are the same for a sample in an epoch.
+
+    Args:
+        seed: of the choices.
+
+    Attributes:
+        epoch: set by the trainer before each.
+    """
+
+    def __init__(self, seed: int):
+        self.seed, self.epoch = seed, 0
+
+    def generator(self, sample: dict[str, Any]) -> torch.Generator:
+        """Make the generator of a sample's choices."""
+        seed = hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63
+        return torch.Generator().manual_seed(seed)
+
+    @abstractmethod
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Make a padded batch of samples from `encode_rows`."""
 
 
 def cod_keep_mask(

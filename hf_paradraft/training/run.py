@@ -23,10 +23,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 
 from ..outer_names import get_available_reporting_integrations
 from .data import encode_rows
-from .epochs import ResumableTrainer
 from .output import Checkpoints, check_output, newest_checkpoint, replace_model
 from .source import load_rows
 from .target import check_context, check_ids, fingerprint, open_tokenizer
+from .trainer import ResumableTrainer
 
 
 def option(

@@ -114,12 +114,8 @@ class UnrolledTrainer(AnchorTrainer):
             inputs = self._prepare_inputs(
                 collate([self.train_dataset[row] for row in rows.tolist()])
             )
-            states = self.states(inputs["input_ids"], inputs["lengths"])
             with self.compute_loss_context_manager():
-                outputs = self.model(
-                    inputs,
-                    {key: states[key].to(self.drafter.dtype) for key in self.drafter.features},
-                )
+                _, outputs = self.guesses(self.model, inputs)
             read.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
         return torch.cat(read)
 

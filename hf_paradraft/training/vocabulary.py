@@ -1,4 +1,4 @@
-"""Which of its ids a target writes most often, for drafters that guess those alone."""
+"""The ids that a target writes most often, for drafters that guess those alone."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -61,3 +61,16 @@ def most_frequent(
         [*wanted, *(token for token, _ in counts.most_common()), *range(vocab_size)]
     )
     return torch.tensor(sorted(list(ranked)[:size]))
+
+
+def places_in(vocabulary: LongTensor, ids: LongTensor) -> LongTensor:
+    """Look up ids in a vocabulary: their places in it, -100 for all others.
+
+    Args:
+        vocabulary: int64 `(V',)`, in any order.
+        ids: int64 `(…)`.
+    """
+    rising = vocabulary.argsort()
+    found = torch.searchsorted(vocabulary, ids, sorter=rising).clamp(max=len(vocabulary) - 1)
+    places = rising[found]
+    return torch.where(vocabulary[places] == ids, places, IGNORED)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hf_paradraft.training.optimiser import MuonAdamW
+from hf_paradraft.training.anchors import MuonAdamW
 
 OPTIONS = {"betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01}
 

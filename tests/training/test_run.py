@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
 from hf_paradraft.cli.train import TRAINED
-from hf_paradraft.training.epochs import ResumableTrainer
+from hf_paradraft.training.trainer import ResumableTrainer
 
 OPTIONS = {
     "per_device_train_batch_size": 4,

@@ -54,7 +54,7 @@ class ParallelSpecTrainer(RowTrainer):
 
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
-    ) -> tuple[Tensor, Any]:
+    ) -> Tensor:
         """Implement `RowTrainer.row_losses`."""
         drafter: ParallelSpecDrafter = self.model
         states = features = None
@@ -82,7 +82,7 @@ class ParallelSpecTrainer(RowTrainer):
                 wanted = states["normed"][rows, places].float()
                 near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
                 losses = losses.index_put(learned, near, accumulate=True)
-        return losses * self.decay ** depths.clamp(min=0), logits
+        return losses * self.decay ** depths.clamp(min=0)
 
 
 @dataclass(kw_only=True)

@@ -52,7 +52,7 @@ class PardTrainer(RowTrainer):
 
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
-    ) -> tuple[Tensor, Any]:
+    ) -> Tensor:
         """Implement `RowTrainer.row_losses`."""
         rows = {name: value for name, value in inputs.items() if name != "depths"}
         if self.attention == "flex_attention":
@@ -60,7 +60,7 @@ class PardTrainer(RowTrainer):
         elif self.attention == "eager":  # adds its mask
             rows["attention_mask"] = additive(inputs["attention_mask"], self.model.dtype)
         outputs = model(**rows, use_cache=False, logits_to_keep=columns)
-        return cross_entropy(outputs.logits, labels), outputs
+        return cross_entropy(outputs.logits, labels)
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,8 @@ from ...outer_names import keeps_logits
 from .config import PpdConfig
 from .tuner import prompt_embedding
 
+from ...training.rows import ChoosingCollator
+
 
 def insertion_points(
     length: int, num_prompt_tokens: int, count: int, generator: torch.Generator | None = None
@@ -74,17 +76,18 @@ def prompt_rows(
     return positions, sees_text | sees_prompts
 
 
-class PromptCollator:
-    """Encoded samples to a padded batch of texts with their insertion points.
+class PromptCollator(ChoosingCollator):
+    """A collator of encoded samples to a padded batch of texts with their insertion points.
 
     Args:
         num_prompt_tokens: m.
         points: at most, in each text.
-        seed: of the choice; the same sample in the same epoch always gets the same points.
+        seed: of the choice.
     """
 
     def __init__(self, num_prompt_tokens: int, points: int, seed: int = 0):
-        self.m, self.points, self.seed, self.epoch = num_prompt_tokens, points, seed, 0
+        super().__init__(seed)
+        self.m, self.points = num_prompt_tokens, points
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Make a batch: texts padded on the right, and points padded with -1.
@@ -98,13 +101,10 @@ class PromptCollator:
         )
         points = []
         for sample in samples:
-            generator = torch.Generator().manual_seed(
-                hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63
-            )
             # A chat's prompt is never written, so there is nothing to guess in it.
             begin = max(0, next(t for t, label in enumerate(sample["labels"]) if label != -100) - 1)
             text_points = begin + insertion_points(
-                len(sample["input_ids"]) - begin, self.m, self.points, generator
+                len(sample["input_ids"]) - begin, self.m, self.points, self.generator(sample)
             )
             points.append(F.pad(text_points, (0, self.points - len(text_points)), value=-1))
         return {"input_ids": ids, "points": torch.stack(points)}

@@ -15,10 +15,10 @@ from transformers.utils import logging
 
 from ...files import hub_name, write_json
 from ...hardware import fast_dtype
-from ...training.epochs import CountEpochs, ResumableTrainer
 from ...training.losses import divergence
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import open_model, refuse_packed
+from ...training.trainer import ResumableTrainer
 from .calibration import calibrate
 from .config import PpdConfig
 from .model import PpdDrafter
@@ -48,12 +48,10 @@ class PpdTrainer(ResumableTrainer):
         decay: float = 0.8,
         **kwargs: Any,
     ):
-        args.remove_unused_columns = False
         self.decay, self.config = decay, model.active_peft_config
         check_takes_masks(model.get_base_model())
         collator = PromptCollator(self.config.num_prompt_tokens, points, args.seed)
-        super().__init__(model=model, args=args, data_collator=collator, **kwargs)
-        self.add_callback(CountEpochs(collator))
+        super().__init__(model, args, data_collator=collator, **kwargs)
 
     def compute_loss(
         self, model, inputs, return_outputs: bool = False, num_items_in_batch: Any = None

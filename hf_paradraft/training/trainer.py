@@ -1,0 +1,162 @@
+"""The trainers of all kinds: a resumed run equals a whole one; losses are means over guesses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import LongTensor, Tensor
+from torch.utils.data import Sampler
+from transformers import Trainer, TrainingArguments
+
+from ..decoding.tree_attention import without_cudnn_attention
+from ..outer_names import get_length_grouped_indices
+
+
+class LengthGroups(Sampler[int]):
+    """Samples of similar length together, in an order that depends on the seed and the epoch alone.
+
+    transformers' own draws its order from the global generator, so a run that is resumed in a later
+    epoch gets another one.
+
+    Args:
+        lengths: of all samples.
+        batch_size: samples of an optimiser step.
+        seed: of the order.
+    """
+
+    def __init__(self, lengths: list[int], batch_size: int, seed: int):
+        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch that the order depends on; Trainer calls this before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
+        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+
+
+class ResumableTrainer(Trainer):
+    """A `Trainer` whose resumed run equals the uninterrupted run.
+
+    Datasets have a column `length`; all of their columns are kept. Training stops where the loss is
+    no number any more, before weights that are none are saved.
+    """
+
+    def __init__(self, model: Any, args: TrainingArguments, **kwargs: Any):
+        args.remove_unused_columns = False
+        super().__init__(model=model, args=args, **kwargs)
+
+    @without_cudnn_attention()
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Run `Trainer.train`: every batch has another shape."""
+        return super().train(*args, **kwargs)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Implement `Trainer.training_step`.
+
+        Raises:
+            ValueError: the loss is not finite.
+        """
+        loss = super().training_step(*args, **kwargs)
+        if not torch.isfinite(loss).all():
+            raise ValueError(
+                f"The loss is {loss.item()} in step {self.state.global_step + 1}: lower the "
+                f"learning rate ({self.args.learning_rate:g}). What was saved before is as it was."
+            )
+        return loss
+
+    def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
+        """Compute the loss alone: logits over every row would be large and of no use."""
+        with torch.no_grad():
+            return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        # else it is resumed, and has made all its steps
+        if self.state.global_step < self.state.max_steps:
+            self.data_collator.epoch = int(self.state.epoch or 0)
+            super()._run_epoch(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        batch_size = (
+            self.args.train_batch_size
+            * self.args.gradient_accumulation_steps
+            * self.args.world_size
+        )
+        return LengthGroups(list(dataset["length"]), batch_size, self.args.seed)
+
+
+class DepthTrainer(ResumableTrainer, ABC):
+    """A trainer on guesses at several depths; evaluation reports `eval_{figure}_depth_d`.
+
+    Args:
+        model: what is called with batches.
+        args: any `TrainingArguments`; samples are grouped by length.
+        collator: makes batches with `labels`, one for each guess.
+        count: K.
+        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+    """
+
+    figure = "loss"
+
+    def __init__(
+        self, model: Any, args: TrainingArguments, collator: Any, count: int, **kwargs: Any
+    ):
+        super().__init__(model, args, data_collator=collator, **kwargs)
+        # the loss is divided by the guesses of all accumulated batches
+        self.model_accepts_loss_kwargs = True
+        # so that Trainer counts every label: a guess's label is its own
+        self._loss_shifts_labels = False
+        self._figures = torch.zeros(count, 2, dtype=torch.float64)  # sum and count of each depth
+
+    @abstractmethod
+    def guess_losses(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, LongTensor]:
+        """Compute the weighted losses of a batch's guesses, which are summed.
+
+        Args:
+            model: wrapped, if there are several processes.
+            inputs: the batch.
+
+        Returns:
+            The losses, of any shape; and of each guess its figure and its depth, `(n,)`.
+        """
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """Compute the mean loss over all guesses of a step, or of this batch alone."""
+        losses, figures, depths = self.guess_losses(model, inputs)
+        if not self.model.training:
+            for depth in range(len(self._figures)):
+                here = figures[depths == depth]
+                self._figures[depth] += torch.tensor([here.sum().item(), here.numel()])
+        guesses = int(len(depths) if num_items_in_batch is None else num_items_in_batch)
+        loss = losses.sum() / max(1, guesses)  # there may be none
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            # the count is everyone's, and gradients are averaged
+            loss = loss * self.accelerator.num_processes
+        return (loss, None) if return_outputs else loss
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Run `Trainer.evaluate`, and add the mean figure of each depth."""
+        self._figures.zero_()
+        metrics = super().evaluate(*args, **kwargs)
+        totals = self.accelerator.reduce(self._figures.to(self.args.device)).tolist()
+        by_depth = {
+            f"eval_{self.figure}_depth_{depth}": total / count
+            for depth, (total, count) in enumerate(totals)
+            if count
+        }
+        self.log(by_depth)
+        return {**metrics, **by_depth}
