@@ -17,17 +17,13 @@ from zipfile import is_zipfile
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from ..files import PUBLISHED, names_of, other_settings, read_json, write_json
+from ..files import PUBLISHED, names_of, other_settings, read_json, share_weights, write_json
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
 # where a model is written, and where what belonged to the weights before goes
-NEW, FORMER = (
-    ".new",
-    "former",
-)
-# in the first: nothing else of that name is touched; and in checkpoints, with the seconds so far
-MADE_HERE = ".paradraft"
+NEW, FORMER = ".paradraft.new", "former"
+MADE_HERE = ".paradraft"  # in every checkpoint, whole or not: the seconds of its run so far
 OURS = {"kind", "data", "weights"}  # of what is in a `RUN`, for others write files of that name
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
@@ -74,28 +70,22 @@ def check_output(
             f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to "
             "replace it, or another."
         )
-    if (output_dir / NEW).exists() and not (output_dir / NEW / MADE_HERE).exists():
-        raise ValueError(
-            f"{output_dir} has a {NEW} that no run has left there: move it, or name another folder."
-        )
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
     """List all checkpoints in a run's folder, whole or not, the newest first."""
-    numbers = [
-        (file.name.removeprefix("checkpoint-"), file) for file in output_dir.glob("checkpoint-*")
-    ]
-    return [
-        file
-        for _, file in sorted(
-            ((int(number), file) for number, file in numbers if number.isdigit()), reverse=True
-        )
-    ]
+    named = (file for file in output_dir.glob("checkpoint-*") if _step(file).isdigit())
+    return sorted(named, key=lambda file: int(_step(file)), reverse=True)
+
+
+def _step(checkpoint: Path) -> str:
+    """Read the step of a checkpoint from its name."""
+    return checkpoint.name.removeprefix("checkpoint-")
 
 
 def _is_ours(checkpoint: Path) -> bool:
     """Tell whether this library left a checkpoint, whole or not."""
-    return (checkpoint / MADE_HERE).exists() or (_made(checkpoint) or {}).keys() >= OURS
+    return (checkpoint / MADE_HERE).exists() or _made(checkpoint).keys() >= OURS
 
 
 def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
@@ -117,8 +107,7 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
                 "%s is not whole, for its run was stopped while it was written: it is left aside.",
                 checkpoint,
             )
-        elif (damaged := _damaged(checkpoint)) is not None or _made(checkpoint) is None:
-            damaged = damaged or checkpoint / RUN
+        elif (damaged := _damaged(checkpoint)) is not None:
             logger.warning("%s is damaged, so its checkpoint is left aside.", damaged)
         elif (made := _made(checkpoint)) == settings:
             return str(checkpoint)
@@ -133,19 +122,19 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     return None
 
 
-def _made(checkpoint: Path) -> dict[str, Any] | None:
-    """Read how a checkpoint's run was made; None: that is damaged."""
+def _made(checkpoint: Path) -> dict[str, Any]:
+    """Read how a checkpoint's run was made; empty if that is not there, or damaged."""
     try:
         return read_json(checkpoint / RUN)
     except OSError:
-        return None
+        return {}
 
 
 def _damaged(checkpoint: Path) -> Path | None:
     """Find a file of a checkpoint that is cut off or overwritten; None: there is none."""
-    for file in checkpoint.glob("*.safetensors"):
+    for file in (checkpoint / RUN, *checkpoint.glob("*.safetensors")):
         try:
-            names_of(file)
+            read_json(file) if file.name == RUN else names_of(file)
         except OSError:
             return file
     return next((file for file in checkpoint.glob("*.pt") if not is_zipfile(file)), None)
@@ -210,11 +199,10 @@ class Checkpoints(TrainerCallback):
             for checkpoint in _checkpoints(output_dir)
             if (checkpoint / RUN).exists() and _is_ours(checkpoint) and not checkpoint.is_symlink()
         ]
-        ours = [checkpoint for checkpoint in whole if _made(checkpoint) == self.settings]
         reached = [
             checkpoint
-            for checkpoint in ours
-            if int(checkpoint.name.removeprefix("checkpoint-")) <= state.global_step
+            for checkpoint in whole
+            if _made(checkpoint) == self.settings and int(_step(checkpoint)) <= state.global_step
         ]
         best = Path(state.best_model_checkpoint or "")
         for old in {*whole, *(self.former or ())} - {*reached[: self.limit], best}:
@@ -238,38 +226,31 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     Raises:
         OSError: it cannot be written; then the folder is as it was.
     """
-    made = output_dir / NEW
-    former = _free(output_dir / FORMER)
-    if (made / MADE_HERE).exists():  # of a run that was stopped here
-        shutil.rmtree(made)
+    made, former = output_dir / NEW, _free(output_dir / FORMER)
+    shutil.rmtree(made, ignore_errors=True)  # of a run that was stopped here
     made.mkdir(parents=True)
     try:
-        (made / MADE_HERE).touch()
         save(made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    mode = made.stat().st_mode & 0o666  # safetensors' files are readable by their owner alone
-    new = {
-        file.relative_to(made)
-        for file in made.rglob("*")
-        if file.is_file() and file.name != MADE_HERE
-    }
-    for name in new:
-        (made / name).chmod(mode)
+    share_weights(made)
+    new = {file.name for file in made.iterdir()}
     stale = [file for pattern in (*PUBLISHED, *OF_WEIGHTS) for file in output_dir.glob(pattern)]
     weights = {file for file in stale if file.suffix == ".safetensors"}
-    if weights and all(_is_same(file, made / file.relative_to(output_dir)) for file in weights):
+    if weights and all(
+        file.name in new and filecmp.cmp(file, made / file.name, shallow=False) for file in weights
+    ):
         stale, weights = [], set()  # what was said of them holds
     for file in sorted(stale, key=lambda file: file not in weights):
-        replaced = file.relative_to(output_dir) in new
-        if file in weights or (not replaced and (file.name not in NOT_OURS or _is_our_card(file))):
+        is_left = file.name not in new and (file.name not in NOT_OURS or _is_our_card(file))
+        if file in weights or is_left:
             former.mkdir(exist_ok=True)
             file.replace(former / file.name)
     move_into(made, output_dir)
     shutil.rmtree(made)
     for file in weights:
-        if file.relative_to(output_dir) in new:
+        if file.name in new:
             (former / file.name).unlink()
     with suppress(OSError):  # unless something is left there
         former.rmdir()
@@ -284,11 +265,6 @@ def _free(folder: Path) -> Path:
     """Find a name for a folder that is not there yet: this one, or with a number after it."""
     names = (folder.name if number == 0 else f"{folder.name}-{number}" for number in count())
     return next(path for path in map(folder.with_name, names) if not path.exists())
-
-
-def _is_same(file: Path, other: Path) -> bool:
-    """Tell whether two files have the same content."""
-    return other.exists() and filecmp.cmp(file, other, shallow=False)
 
 
 def _is_our_card(file: Path) -> bool:
@@ -307,7 +283,7 @@ def move_into(made: Path, output_dir: Path) -> None:
         made: on the same disk; left empty of files.
         output_dir: made if need be.
     """
-    files = [file for file in made.rglob("*") if file.is_file() and file.name != MADE_HERE]
+    files = [file for file in made.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda path: (path.suffix == ".safetensors", path)):
         destination = output_dir / file.relative_to(made)
         destination.parent.mkdir(parents=True, exist_ok=True)

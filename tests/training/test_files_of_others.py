@@ -18,7 +18,6 @@ from hf_paradraft.decoding.shortlist import Shortlist
 from hf_paradraft.files import write_whole
 from hf_paradraft.training.output import (
     FORMER,
-    NEW,
     Checkpoints,
     check_output,
     newest_checkpoint,
@@ -108,22 +107,20 @@ def test_a_model_without_checkpoints_is_not_resumed(target, tmp_path):
 
 
 def test_folders_of_others_in_an_output(tmp_path):
-    (tmp_path / NEW).mkdir()
-    (tmp_path / NEW / "mine.txt").write_text("mine")
-    with pytest.raises(ValueError, match="that no run has left there"):
-        check_output(tmp_path, False, True)
-    with pytest.raises(OSError, match="exists"):
-        replace_model(tmp_path, lambda folder: None)
-    assert (tmp_path / NEW / "mine.txt").read_text() == "mine"
-    (tmp_path / NEW / "mine.txt").unlink()
-    (tmp_path / NEW).rmdir()
-    (tmp_path / FORMER).mkdir()
-    (tmp_path / FORMER / "model.safetensors").write_text("mine")
+    for name in ("new", ".new", FORMER):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("mine")
     (tmp_path / "model.safetensors").write_text("old")
     replace_model(tmp_path, lambda folder: (folder / "model.safetensors").write_text("new"))
-    assert (tmp_path / FORMER / "model.safetensors").read_text() == "mine"
+    for name in ("new", ".new", FORMER):
+        assert (tmp_path / name / "model.safetensors").read_text() == "mine"
     assert (tmp_path / "model.safetensors").read_text() == "new"
-    assert sorted(file.name for file in tmp_path.iterdir()) == [FORMER, "model.safetensors"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        ".new",
+        FORMER,
+        "model.safetensors",
+        "new",
+    ]
 
 
 def test_checkpoints_that_are_damaged_or_links(tmp_path, caplog):
