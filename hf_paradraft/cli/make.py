@@ -132,24 +132,21 @@ def regenerate(
     if base_url is not None:
         writer: Server | Target = Server(base_url, target, *how, api_key)
     else:
-        whole = {} if states is None else {"whole": True}  # as trainings open it
-        model, tokenizer = open_target(target, {**dtype.placement, **whole})
+        # with states, as trainings open it
+        placement = {**dtype.placement, "whole": states is not None}
+        model, tokenizer = open_target(target, placement)
         helper = AutoDrafter.from_pretrained(drafter, **dtype.placement) if drafter else None
-        kept = (
-            None
-            if states is None
-            else TargetStates(model, layers_read(helper, model), folder=states)
-        )
-        writer = Target(
-            model, tokenizer, *how, helper, reads_exactly(model, True), kept, max_length or 512
-        )
+        kept = None
+        if states is not None:
+            kept = TargetStates(model, layers_read(helper, model), folder=states)
+        joins = reads_exactly(model, True)
+        writer = Target(model, tokenizer, *how, helper, joins, kept, max_length or 512)
+    source: str | Path = prompts
     if invent is not None:
-        invented = output.with_name(f"{output.name}.prompts.jsonl")
+        source = output.with_name(f"{output.name}.prompts.jsonl")
         drawn = {"batch_size": batch_size, "seed": seed}
-        write_prompts(model, tokenizer, invent, invented, **drawn, overwrite=overwrite)
-        rows = run(writer, invented, output, overwrite=overwrite, avoid=avoid, count=invent)
-    else:
-        rows = run(writer, str(prompts), output, overwrite=overwrite, avoid=avoid)
+        write_prompts(model, tokenizer, invent, source, **drawn, overwrite=overwrite)
+    rows = run(writer, source, output, overwrite=overwrite, avoid=avoid, count=invent)
     console.print(f"{rows} rows written to {output}")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from ..decoding.checks import Refused
 from ..protocol import Drafter
 from .caught_states import Catching
 from .data import tokenizer_hash
-from .source import THOUGHTS
+from .source import thought_of
 from .target import fingerprint
 from .target_states import TargetStates
 
@@ -180,13 +180,9 @@ class Target:
             }
             try:
                 for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
-                    done.add(waiting[number])
-                    yield (
-                        waiting[number],
-                        self._answered(
-                            rows[waiting[number]], encoded[number], ids, drafter, number
-                        ),
-                    )
+                    index = waiting[number]
+                    done.add(index)
+                    yield index, self._answered(rows[index], prompts[index], ids, drafter, number)
             except Refused as error:
                 logger.warning_once(
                     "Prompts cannot join a running batch here (%s): they are answered batch by "
@@ -197,14 +193,11 @@ class Target:
         for batch in batches({index: len(ids) for index, ids in prompts.items()}, *sizes):
             if not done.issuperset(batch):
                 drafter = self._helper()
-                for number, (index, ids) in enumerate(
-                    zip(batch, self._together(batch, prompts, drafter), strict=True)
-                ):
+                written = self._together(batch, prompts, drafter)
+                for number, (index, ids) in enumerate(zip(batch, written, strict=True)):
                     if index not in done:
-                        yield (
-                            index,
-                            self._answered(rows[index], prompts[index], ids, drafter, number),
-                        )
+                        row = self._answered(rows[index], prompts[index], ids, drafter, number)
+                        yield index, row
 
     def _helper(self) -> Drafter | None:
         """Make the drafter of some prompts, which catches their states where those are wanted."""
@@ -225,14 +218,13 @@ class Target:
         inputs = self.tokenizer.pad(
             {"input_ids": [prompts[index] for index in batch]}, return_tensors="pt"
         )
-        options = {
-            "max_new_tokens": self.max_new_tokens,
+        written = self.model.generate(
+            **inputs.to(self.model.device),
+            assistant_model=drafter,
+            max_new_tokens=self.max_new_tokens,
             **sampling(self.temperature),
             **stopping(self.model, self.tokenizer),
-        }
-        if drafter is not None:
-            options["assistant_model"] = drafter
-        written = self.model.generate(**inputs.to(self.model.device), **options)
+        )
         return written[:, inputs["input_ids"].shape[1] :].tolist()
 
     def _answered(
@@ -257,7 +249,7 @@ class Target:
         while not ended and ids[-1:] == [self.tokenizer.pad_token_id]:  # after a stop string
             ids = ids[:-1]
         ended = ended or len(ids) < self.max_new_tokens
-        if self.states is not None and isinstance(drafter, Catching):
+        if isinstance(drafter, Catching):
             self.states.keep(torch.tensor([*prompt, *ids][: self.max_length]), drafter.take(number))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
         text = text_after(self.tokenizer, prompt, ids)
@@ -346,22 +338,22 @@ class Server:
                 if index not in done
             }
             failure: BaseException | None = None
-            refused: list[
-                tuple[int, dict[str, Any]]
-            ] = []  # until one is answered: it may be the call that is wrong
-            answered_one, open_ = bool(done), set(asked)
+            # until one is answered: it may be the call that is wrong
+            refused: list[tuple[int, dict[str, Any]]] = []
+            answered_one = bool(done)
             try:
-                while open_:
-                    ended, open_ = wait(open_, return_when=FIRST_COMPLETED)
-                    for future in ended:
-                        if (error := future.exception()) is None:
-                            index, (row, accepted) = asked[future], future.result()
-                            answered_one = answered_one or accepted
-                            refused.append((index, row))
+                for future in as_completed(asked):
+                    if future.cancelled():
+                        continue
+                    if (error := future.exception()) is not None:
                         # what is under way is waited for, and no more is asked
-                        elif failure is None:
-                            failure = error
-                            open_ = {other for other in open_ if not other.cancel()}
+                        failure = failure or error
+                        for other in asked:
+                            other.cancel()
+                        continue
+                    row, accepted = future.result()
+                    refused.append((asked[future], row))
+                    answered_one = answered_one or accepted
                     if answered_one:
                         yield from refused
                         refused = []
@@ -401,14 +393,7 @@ class Server:
             text, calls = message.get("content"), message.get("tool_calls") or None
             if not isinstance(calls, list | None):
                 raise ValueError(f"calls of tools that are no list: {str(choice)[:200]}")
-            thought = next(
-                (
-                    message[name]
-                    for name in THOUGHTS
-                    if isinstance(message.get(name), str) and message[name]
-                ),
-                None,
-            )
+            thought = thought_of(message)
             if not isinstance(text, str | None) or ("content" not in message and calls is None):
                 raise ValueError(f"an answer without text: {str(choice)[:200]}")
             whole_characters(json.dumps(message, ensure_ascii=False))
@@ -419,7 +404,7 @@ class Server:
             ) from error
         said = {"reasoning_content": thought, "tool_calls": calls}
         # all of its tokens may have gone into thoughts
-        text = text if text or calls else text or ""
+        text = text if text or calls else ""
         whole = reason in ("stop", "tool_calls") and bool(text or calls)
         return answered(
             row, text, whole, {name: value for name, value in said.items() if value is not None}

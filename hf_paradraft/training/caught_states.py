@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -97,11 +98,12 @@ class CatchingDrafting(Drafting):
         for number, observation in zip(self.numbers, observations, strict=True):
             for key in self.catching.keys if observation is not None else ():
                 self.catching.texts[number][key].append(observation.features[key])
-        self.drafting.observe([seen and self._without_others(seen) for seen in observations])
-
-    def _without_others(self, seen: Observation) -> Observation:
-        features = {key: seen.features[key] for key in self.read}
-        return Observation(seen.tokens, seen.begin, features, seen.prompt_logits)
+        self.drafting.observe(
+            [
+                seen and replace(seen, features={key: seen.features[key] for key in self.read})
+                for seen in observations
+            ]
+        )
 
     def join(self, other: Drafting) -> bool:
         """Implement `Drafting.join`."""

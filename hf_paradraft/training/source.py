@@ -114,6 +114,12 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return tools
 
 
+def thought_of(turn: Mapping[str, Any]) -> str | None:
+    """Read what was thought before a turn, whatever a set calls it; None if there is nothing."""
+    named = (turn.get(name) for name in THOUGHTS)
+    return next((thought for thought in named if isinstance(thought, str) and thought), None)
+
+
 def turns_of(messages: Any) -> list[dict[str, Any]]:
     """Read the turns of a chat, each with a `role` and its `content` as one text.
 
@@ -142,14 +148,7 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
                 "A turn needs 'role' and 'content', both texts, but this one is "
                 f"{reprlib.repr(dict(message))}."
             )
-        thought = next(
-            (
-                message[name]
-                for name in THOUGHTS
-                if isinstance(message.get(name), str) and message[name]
-            ),
-            None,
-        )
+        thought = thought_of(message)
         thoughts = {} if thought is None else {"reasoning_content": thought, "thinking": thought}
         turns.append({**message, "content": content, **thoughts})
         for part in (
