@@ -2,7 +2,6 @@
 (PPD, section 4.3).
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...files import tensor_names
+from ...files import read_json, tensor_names, write_json
 from ...training.data import encode_rows
 from ...training.source import load_rows
 from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
@@ -134,8 +133,7 @@ def calibrate_folder(
     """
     folder = Path(adapter)
     check_adapter(DrafterFolder(folder))
-    config = PpdConfig.from_pretrained(str(folder))
-    name = model or config.base_model_name_or_path
+    name = model or PpdConfig.from_pretrained(str(folder)).base_model_name_or_path
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --target.")
     refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
@@ -145,9 +143,6 @@ def calibrate_folder(
     samples = encode_rows(load_rows(data), tokenizer, max_length)
     placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
     adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **placement), str(folder))
-    config.accuracy = calibrate(adapted, samples)
-    written = folder / ".calibrated"  # so that the config is replaced as a whole
-    config.save_pretrained(str(written))
-    os.replace(written / "adapter_config.json", folder / "adapter_config.json")
-    written.rmdir()
+    file = folder / "adapter_config.json"
+    write_json(file, {**read_json(file), "accuracy": calibrate(adapted, samples)})
     return adapted
