@@ -17,12 +17,13 @@ from rich.console import Console
 from torch import BoolTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PrinterCallback, TrainingArguments
 
+from hf_paradraft.bench.measure import peak_memory, reset_peak_memory
 from hf_paradraft.drafters.pard.model import PardDrafter
 from hf_paradraft.drafters.pard.training import PardTrainer
-from hf_paradraft.hardware import fast_dtype, peak_memory, reset_peak_memory
+from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.training.data import encode_rows
 from hf_paradraft.training.metrics import acceptance
-from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.training.rows import CodConfig, RowCollator
 from hf_paradraft.training.source import load_rows
 
 app = typer.Typer(help=__doc__)

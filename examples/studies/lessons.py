@@ -22,7 +22,7 @@ from hf_paradraft.drafters.mtp.model import MtpStep
 from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.data import IGNORED
 from hf_paradraft.training.losses import cross_entropy, rejection
-from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.training.rows import CodConfig, RowCollator
 from hf_paradraft.training.target_states import TargetStates
 from hf_paradraft.training.target_training import unused_token
 from hf_paradraft.training.unrolled import Unrolled

@@ -28,13 +28,16 @@ from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_paradraft import DSparkDrafter
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
-from hf_paradraft.hardware import fast_dtype, trains_in_bf16
+from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.training.data import IGNORED, encode_rows
 from hf_paradraft.training.source import load_rows
 from hf_paradraft.training.target import open_model
 from hf_paradraft.training.target_states import TargetStates
-from hf_paradraft.training.target_training import unused_token
-from hf_paradraft.training.vocabulary import answer_vocabulary
+from hf_paradraft.training.target_training import (
+    answer_vocabulary,
+    trains_in_bf16,
+    unused_token,
+)
 
 app = typer.Typer(help=__doc__)
 HELD_OUT = 100  # texts that are measured with

@@ -4,7 +4,9 @@ target would go along.
 
 from __future__ import annotations
 
-from typing import Any
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -12,12 +14,12 @@ from torch import LongTensor, Tensor
 from torch.optim import AdamW, Muon
 from transformers import TrainingArguments
 
-from .data import IGNORED
 from .losses import Loss, mixed, rejection
-from .rows import ChoosingCollator
+from .rows import IGNORED, ChoosingCollator, places_in
+from .run import RunInputs, option
 from .target_states import TargetStates
+from .target_training import TargetTraining
 from .trainer import DepthTrainer
-from .vocabulary import places_in
 
 
 class AnchorCollator(ChoosingCollator):
@@ -25,18 +27,18 @@ class AnchorCollator(ChoosingCollator):
 
     Args:
         num_anchors: of a text, at most.
-        block_size: K, guesses after an anchor.
+        count: K, guesses after an anchor.
         seed: of the choice.
     """
 
-    def __init__(self, num_anchors: int, block_size: int, seed: int = 0):
-        super().__init__(seed)
-        self.num_anchors, self.block_size = num_anchors, block_size
+    def __init__(self, num_anchors: int, count: int, seed: int = 0):
+        super().__init__(count, seed)
+        self.num_anchors = num_anchors
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Pad texts on the right, and choose each text's anchors.
 
-        Texts are padded to the longest plus one block, so that every guess has a place.
+        Texts are padded to the longest plus K, so that every guess has a place.
 
         Returns:
             `input_ids` int64 `(B, N)`, padded with 0, `lengths` int64 `(B,)`, `anchors` int64 `(B,
@@ -45,7 +47,7 @@ class AnchorCollator(ChoosingCollator):
             ids, -100 from the first token on that is not to be learned.
         """
         lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
-        shape = len(samples), int(lengths.max()) + self.block_size
+        shape = len(samples), int(lengths.max()) + self.count
         ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, IGNORED)
         anchors = torch.full((len(samples), self.num_anchors), -1)
         for row, (sample, length) in enumerate(zip(samples, lengths.tolist(), strict=True)):
@@ -56,7 +58,7 @@ class AnchorCollator(ChoosingCollator):
             drawn = torch.randperm(len(possible), generator=self.generator(sample))
             chosen = possible[drawn[: self.num_anchors]].sort()[0]
             anchors[row, : len(chosen)] = chosen
-        places = anchors.clamp(min=0)[..., None] + torch.arange(self.block_size)
+        places = anchors.clamp(min=0)[..., None] + torch.arange(self.count)
         after = (places + 1).clamp(max=shape[1] - 1)
         following = labels.gather(1, after.flatten(1)).view_as(places)
         unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
@@ -125,12 +127,11 @@ class AnchorTrainer(DepthTrainer):
     Evaluation reports the chance of acceptance under rejection sampling.
 
     Args:
-        model: holds a `drafter` that is attached to its target; its forward takes a batch and the
-            target's states, and gives `logits` `(B, A, K, V')`, and perhaps `confidence` `(B, A,
-            K)`.
+        model: holds a `drafter` that is attached to its target, and `count`, K; its forward takes a
+            batch and the target's states, and gives `logits` `(B, A, K, V')`, and perhaps
+            `confidence` `(B, A, K)`.
         args: any `TrainingArguments`.
         states: of the target.
-        count: K.
         fading: weight of each guess, of that before it.
         num_anchors: of a text, at most.
         loss: by name.
@@ -141,18 +142,16 @@ class AnchorTrainer(DepthTrainer):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: Any,
         args: TrainingArguments,
         states: TargetStates,
-        count: int,
         fading: float,
         num_anchors: int,
         loss: Loss = "tv",
         **kwargs: Any,
     ):
-        super().__init__(
-            model, args, AnchorCollator(num_anchors, count, args.seed), count, **kwargs
-        )
+        collator = AnchorCollator(num_anchors, model.count, args.seed)
+        super().__init__(model, args, collator, **kwargs)
         self.drafter: Any = model.drafter
         self.states, self.fading, self.loss = states, fading, loss
 
@@ -181,7 +180,7 @@ class AnchorTrainer(DepthTrainer):
         learned = inputs["labels"] != IGNORED
         logits, labels = outputs["logits"][learned], inputs["labels"][learned]
         if self.drafter.vocabulary is not None:
-            labels = places_in(self.drafter.vocabulary, labels)
+            labels = places_in(self.drafter.vocabulary.to(labels.device), labels)
         rows, _, depths = learned.nonzero(as_tuple=True)
         p = self.states.probabilities(states, rows, inputs["places"][learned])
         rejected = rejection(logits, p)
@@ -192,3 +191,29 @@ class AnchorTrainer(DepthTrainer):
                 sure, (1 - rejected).detach().clamp(0, 1), reduction="none"
             )
         return losses * self.fading ** depths.to(losses), 1 - rejected, depths
+
+
+@dataclass(kw_only=True)
+class AnchorTraining(TargetTraining):
+    """Options of training on anchors."""
+
+    optimiser: ClassVar[str | None] = "muon"
+    fading: ClassVar[float]  # the weight of each further guess, of that before it
+
+    num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
+
+    @abstractmethod
+    def network(self, drafter: Any) -> torch.nn.Module:
+        """Make the `model` of an `AnchorTrainer`; its parameters are the drafter's."""
+
+    def trainer(self, drafter: Any, inputs: RunInputs) -> AnchorTrainer:
+        """Implement `TrainingOptions.trainer`."""
+        return AnchorTrainer(
+            self.network(drafter),
+            inputs.arguments,
+            self.states(inputs, drafter.features, drafter.vocabulary),
+            self.fading,
+            self.num_anchors,
+            self.loss,
+            **inputs.sets,
+        )

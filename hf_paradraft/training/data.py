@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..chat import RefusedTurns, render_chat
+from .rows import IGNORED
 from .source import THOUGHTS, leave_out, text_of, tools_of, turns_of
 
 logger = logging.get_logger(__name__)
-IGNORED = -100
 ANSWER = "paradraftanswer"  # no template has it
 OPENS, CLOSES = "<think>", "</think>"  # around thoughts, where a template has no place for them
 

@@ -28,6 +28,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..outer_names import innermost
+from .rows import IGNORED
 
 logger = logging.get_logger(__name__)
 HELD_OUT = 8  # of so many texts one is never learned, and judges
@@ -109,8 +110,7 @@ class FollowTarget(TrainerCallback):
         self.drafter, self.every, self.max_tokens = drafter, every, max_tokens
         self.num_steps, self.learning_rate, self.batch_size = num_steps, learning_rate, batch_size
         self.lessons: list[Lesson] = []
-        # whether it is held out, its tokens, how many were given
-        self.texts: deque[tuple[bool, list[int], int]] = deque()
+        self.texts: deque[dict[str, Any]] = deque()  # rows to learn, and whether one is held out
         self.num_texts, self.num_tokens = 0, 0
         self.pupil: Any = None  # in fp32, so that small steps add up
         drafter.listener = self
@@ -122,10 +122,13 @@ class FollowTarget(TrainerCallback):
             ids: int64 `(n,)`.
             prompt: tokens of it that were given.
         """
-        self.texts.append((self.num_texts % HELD_OUT == 0, ids.tolist(), prompt))
-        self.num_texts, self.num_tokens = self.num_texts + 1, self.num_tokens + len(ids)
+        tokens, held = ids.tolist(), self.num_texts % HELD_OUT == 0
+        labels = [IGNORED] * prompt + tokens[prompt:]
+        row = {"input_ids": tokens, "labels": labels, "length": len(tokens), "held": held}
+        self.texts.append(row)
+        self.num_texts, self.num_tokens = self.num_texts + 1, self.num_tokens + len(tokens)
         while self.num_tokens > self.max_tokens and len(self.texts) > 1:
-            self.num_tokens -= len(self.texts.popleft()[1])
+            self.num_tokens -= self.texts.popleft()["length"]
 
     def __deepcopy__(self, memo: Any) -> None:
         """Return None: copies of the drafter have no listener, and are not taught."""
@@ -177,9 +180,11 @@ class FollowTarget(TrainerCallback):
         whole = [
             text
             for text in self.texts
-            if len(text[1]) > 2 and 0 <= min(text[1]) <= max(text[1]) < rows
+            if text["length"] > 2 and 0 <= min(text["input_ids"]) <= max(text["input_ids"]) < rows
         ]
-        learned, judged = ([text for text in whole if text[0] == held] for held in (False, True))
+        learned, judged = (
+            [text for text in whole if text["held"] is held] for held in (False, True)
+        )
         if not learned or not judged:
             return None
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
@@ -217,7 +222,7 @@ class FollowTarget(TrainerCallback):
     def _trainer(
         self,
         target: PreTrainedModel,
-        texts: tuple[list[tuple[bool, list[int], int]], ...],
+        texts: tuple[list[dict[str, Any]], list[dict[str, Any]]],
         folder: str,
         arguments: TrainingArguments | None,
         at_once: int,
@@ -225,7 +230,6 @@ class FollowTarget(TrainerCallback):
         """Make the trainer of the kind's own run, with the options of the drafter's training."""
         from datasets import Dataset
 
-        from .data import IGNORED
         from .run import RunInputs, options_of
 
         if self.pupil is None:
@@ -235,13 +239,11 @@ class FollowTarget(TrainerCallback):
         given = {item.name for item in fields(kind)} & record.keys()
         required = {item.name: "" for item in fields(kind) if item.default is MISSING}
         options = kind(**{**required, **{name: record[name] for name in given}})
-        outer: dict[str, Any] = {}
+        outer: dict[str, Any] = {"use_cpu": self.pupil.device.type == "cpu"}
         if arguments is not None:
             outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}
             # else its trainer's is reset
             outer["accelerator_config"] = {"use_configured_state": True}
-        elif self.pupil.device.type == "cpu":
-            outer["use_cpu"] = True
         inner = TrainingArguments(
             output_dir=folder,
             max_steps=self.num_steps,
@@ -258,19 +260,7 @@ class FollowTarget(TrainerCallback):
             dataloader_pin_memory=False,
             **outer,
         )
-        sets = [
-            Dataset.from_list(
-                [
-                    {
-                        "input_ids": tokens,
-                        "labels": [IGNORED] * prompt + tokens[prompt:],
-                        "length": len(tokens),
-                    }
-                    for _, tokens, prompt in part
-                ]
-            )
-            for part in texts
-        ]
+        sets = map(Dataset.from_list, texts)
         trainer = options.trainer(self.pupil, RunInputs(target, None, inner, *sets))
         trainer.remove_callback(PrinterCallback)
         return trainer

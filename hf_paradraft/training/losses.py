@@ -7,7 +7,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
 
-from .data import IGNORED
+from .rows import IGNORED
 
 Loss = Literal["ce", "tv"]
 LOSSES = "ce: cross-entropy; tv: 0.1 of it and 0.9 of the chance that the target rejects a guess."

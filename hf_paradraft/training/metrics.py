@@ -1,5 +1,6 @@
 """The measure of training: how much of a drafter's work a target accepts."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import learned_context, stopping
 from ..protocol import SpeculationStats
-from .data import IGNORED
+from .rows import IGNORED
+from .run import RunInputs
 from .target import open_model
+
+
+def acceptance_of(
+    drafter: PreTrainedModel, target: PreTrainedModel | str | Path, inputs: RunInputs, count: int
+) -> dict[str, Any]:
+    """Measure and print the acceptance on the first `count` evaluation rows, for the record."""
+    assert inputs.eval_set is not None
+    judged = inputs.eval_set.select(range(min(count, len(inputs.eval_set))))
+    measured = acceptance(target, drafter, inputs.tokenizer, judged)
+    print(json.dumps(measured, indent=1))
+    return {"acceptance": measured}
 
 
 def acceptance(
@@ -40,8 +53,7 @@ def acceptance(
     if not isinstance(target, PreTrainedModel):
         target = open_model(target, dtype=drafter.dtype)
     target = target.to(next(drafter.parameters()).device).eval()
-    was_training, options = drafter.training, drafter.speculation_config
-    drafter.eval()
+    options = drafter.eval().speculation_config
     # chains, and every round counts
     drafter.speculation_config = replace(options, tree_size=None, never_slower=False)
     stats, context = SpeculationStats(), learned_context(target)
@@ -63,7 +75,6 @@ def acceptance(
             **stopping(target, tokenizer),
         )
         stats = stats + drafter.last_stats
-    drafter.train(was_training)
     drafter.speculation_config = options
     return {
         "mean_emitted": stats.mean_emitted,

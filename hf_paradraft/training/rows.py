@@ -9,11 +9,14 @@ Worked example, K = 3: row `(2, 5)` sees the real tokens 0 … 3, the mask `(1, 
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import BoolTensor, LongTensor, Tensor
 
+IGNORED = -100  # the label of what is not to be learned
 # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
 SHAPES = 64
 
@@ -22,14 +25,15 @@ class ChoosingCollator(ABC):
     """A collator that makes random choices, which are the same for a sample in an epoch.
 
     Args:
+        count: K, depths of guesses.
         seed: of the choices.
 
     Attributes:
         epoch: set by the trainer before each.
     """
 
-    def __init__(self, seed: int):
-        self.seed, self.epoch = seed, 0
+    def __init__(self, count: int, seed: int):
+        self.count, self.seed, self.epoch = count, seed, 0
 
     def generator(self, sample: dict[str, Any]) -> torch.Generator:
         """Make the generator of a sample's choices."""
@@ -85,6 +89,19 @@ def cod_keep_mask(
     return keep
 
 
+def places_in(vocabulary: LongTensor, ids: LongTensor) -> LongTensor:
+    """Look up ids in a vocabulary: their places in it, -100 for all others.
+
+    Args:
+        vocabulary: int64 `(V',)`, in any order.
+        ids: int64 `(…)`.
+    """
+    rising = vocabulary.argsort()
+    found = torch.searchsorted(vocabulary, ids, sorter=rising).clamp(max=len(vocabulary) - 1)
+    places = rising[found]
+    return torch.where(vocabulary[places] == ids, places, IGNORED)
+
+
 def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
     """Leave out masks without a label that no kept row with a label attends to.
 
@@ -99,7 +116,7 @@ def useful_rows(keep: BoolTensor, labels: LongTensor) -> BoolTensor:
         bool `(K, N)`; the loss over it is the loss over `keep`.
     """
     labelled = torch.zeros_like(keep[0])
-    labelled[:-1] = labels[1:] != -100
+    labelled[:-1] = labels[1:] != IGNORED
     useful = torch.empty_like(keep)
     needed = torch.zeros_like(labelled)  # position t + 1 of the next depth is useful
     for depth in reversed(range(1, len(keep))):
@@ -136,7 +153,7 @@ def draft_rows(
             f"{tuple(labels.shape)} and {tuple(keep.shape)}."
         )
     depth, position = keep.nonzero(as_tuple=True)
-    following = torch.cat([labels[1:], labels.new_full((1,), -100)])
+    following = torch.cat([labels[1:], labels.new_full((1,), IGNORED)])
     return {
         "input_ids": torch.where(depth == 0, input_ids[position], mask_token_id),
         "position_ids": position,
@@ -170,3 +187,99 @@ def parallel_draft_rows(
         **rows,
         "attention_mask": may_attend(depth[:, None], position[:, None], depth, position),
     }
+
+
+@dataclass
+class CodConfig:
+    """Conditional output dropping (PARD, section 3.4).
+
+    Args:
+        num_depths: K, tokens drafted in training.
+        ratio: r; 1 drops nothing.
+        min_ratio: r_min.
+    """
+
+    num_depths: int = 8
+    ratio: float = 0.7
+    min_ratio: float = 0.2
+
+    def __post_init__(self):
+        # raises for what is out of range
+        cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)
+
+
+class RowCollator(ChoosingCollator):
+    """A collator of encoded samples to one padded batch of rows.
+
+    Args:
+        mask_token_id: the drafter's.
+        cod: which rows to keep.
+        seed: of the choice.
+        dense_masks: build boolean masks; without them the model's forward needs `block_mask`.
+        vocabulary: int64 `(V',)`, the ids that the drafter can guess; labels are places in it, and
+            others are not learned.
+    """
+
+    def __init__(
+        self,
+        mask_token_id: int,
+        cod: CodConfig,
+        seed: int = 0,
+        dense_masks: bool = True,
+        vocabulary: LongTensor | None = None,
+    ):
+        super().__init__(cod.num_depths, seed)
+        self.mask_token_id, self.cod, self.dense_masks = mask_token_id, cod, dense_masks
+        self.vocabulary = None if vocabulary is None else vocabulary.cpu()
+
+    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        """Pad to the longest.
+
+        Returns:
+            `input_ids`, `position_ids`, `labels` and `depths`, int64 `(B, R)`, padding rows with
+            label -100 and depth -1, and with `dense_masks`, `attention_mask`, bool `(B, 1, R, R)`.
+        """
+        rows = [self.rows(sample) for sample in samples]
+        width = max(len(sample["input_ids"]) for sample in rows)
+        width += -width % SHAPES
+
+        def pad(name: str, value: int) -> Tensor:
+            return torch.stack(
+                [
+                    F.pad(sample[name], (0, width - len(sample[name])), value=value)
+                    for sample in rows
+                ]
+            )
+
+        depths, positions = pad("depths", -1), pad("position_ids", 0)
+        batch = {
+            "input_ids": pad("input_ids", 0),
+            "position_ids": positions,
+            "labels": pad("labels", -100),
+            "depths": depths,
+        }
+        if not self.dense_masks:
+            return batch
+        # padding rows see themselves: no empty softmax
+        mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)
+        for index, sample in enumerate(rows):
+            depth, position = sample["depths"], sample["position_ids"]
+            length = len(sample["depths"])
+            mask[index, :length, :length] = may_attend(
+                depth[:, None], position[:, None], depth, position
+            )
+        return {**batch, "attention_mask": mask[:, None]}
+
+    def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
+        """Choose which rows of a sample to train on, bool `(K, seq_len)`."""
+        return cod_keep_mask(
+            seq_len, self.cod.num_depths, self.cod.ratio, self.cod.min_ratio, generator
+        )
+
+    def rows(self, sample: dict[str, Any]) -> dict[str, Tensor]:
+        """Make the training rows of one sample, with their `depths`."""
+        ids, labels = torch.tensor(sample["input_ids"]), torch.tensor(sample["labels"])
+        if self.vocabulary is not None:
+            labels = places_in(self.vocabulary, labels)
+        keep = useful_rows(self.keep(len(ids), self.generator(sample)), labels)
+        return draft_rows(ids, labels, self.mask_token_id, keep)

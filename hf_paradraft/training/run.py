@@ -28,24 +28,24 @@ from .source import load_rows
 from .target import check_context, check_ids, fingerprint, open_tokenizer
 from .trainer import ResumableTrainer
 
+# how an option's number is compared with a bound, in words and in fact
+BOUNDS = {
+    "least": ("at least", operator.ge),
+    "above": ("more than", operator.gt),
+    "most": ("at most", operator.le),
+}
 
-def option(
-    help: str,
-    default: Any = MISSING,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-) -> Any:
+
+def option(help: str, default: Any = MISSING, read: bool = False, **bounds: float) -> Any:
     """Make the dataclass field of an option of a run: its help text, default and range.
 
     Args:
         help: one line, for the command line and the docs.
         default: none if it has to be given.
-        least, above, most: what its number may be.
+        read: whether it names what the run reads, and must not write to.
+        bounds: of its number, by names in `BOUNDS`.
     """
-    return field(
-        default=default, metadata={"help": help, "least": least, "above": above, "most": most}
-    )
+    return field(default=default, metadata={"help": help, "read": read, "bounds": bounds})
 
 
 SCHEDULES = (
@@ -75,6 +75,11 @@ class RunInputs:
     arguments: TrainingArguments
     train_set: Dataset
     eval_set: Dataset | None
+
+    @property
+    def sets(self) -> dict[str, Dataset | None]:
+        """Name them as a `Trainer` does."""
+        return {"train_dataset": self.train_set, "eval_dataset": self.eval_set}
 
 
 @dataclass(kw_only=True)
@@ -111,20 +116,15 @@ class TrainingOptions(ABC):
     overwrite: bool = option("Write into an output folder that has files.", False)
 
     def __post_init__(self):
-        # a folder may be given as a Path, and is a name like a Hub id from here on
+        # a folder is a Path, or a name like a Hub id, however it is given
         for item in fields(self):
-            if isinstance(value := getattr(self, item.name), Path) and "str" in item.type:
-                setattr(self, item.name, str(value))
+            if isinstance(value := getattr(self, item.name), str | Path):
+                setattr(self, item.name, (Path if "Path" in str(item.type) else str)(value))
 
     @property
     @abstractmethod
     def source(self) -> str:
         """The model that the run begins with, whose tokenizer it takes: a folder or a Hub id."""
-
-    @property
-    def sources(self) -> tuple[str | Path | None, ...]:
-        """Everything that is read and must not be written to."""
-        return (self.source,)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -139,20 +139,17 @@ class TrainingOptions(ABC):
         """
         kinds = get_type_hints(type(self))
         for item in fields(self):
-            value, rule = getattr(self, item.name), item.metadata
+            value = getattr(self, item.name)
             if get_origin(kinds[item.name]) is Literal and value not in (
                 words := get_args(kinds[item.name])
             ):
                 raise ValueError(f"{item.name} is {value!r}, and has to be {' or '.join(words)}.")
             if not isinstance(value, int | float):
                 continue
-            for word, bound, holds in (
-                ("at least", rule["least"], operator.ge),
-                ("more than", rule["above"], operator.gt),
-                ("at most", rule["most"], operator.le),
-            ):
-                if bound is not None and not holds(value, bound):
-                    raise ValueError(f"{item.name} must be {word} {bound}, but is {value}.")
+            for name, bound in item.metadata["bounds"].items():
+                relation, holds = BOUNDS[name]
+                if not holds(value, bound):
+                    raise ValueError(f"{item.name} must be {relation} {bound}, but is {value}.")
             if not math.isfinite(value):
                 raise ValueError(f"{item.name} must be a finite number, but is {value}.")
         if self.lr_scheduler_type not in SCHEDULES:
@@ -273,22 +270,20 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     names = {item.name for item in fields(kind)}
     more = {name: options.pop(name) for name in list(options) if name not in names}
     run = kind(**options)
-    run.output_dir = Path(run.output_dir)
     run.check()
-    check_output(run.output_dir, run.resume, run.overwrite, *run.sources)
+    sources = [getattr(run, item.name) for item in fields(run) if item.metadata["read"]]
+    check_output(run.output_dir, run.resume, run.overwrite, *sources)
     passed = {
         item.name: getattr(run, item.name)
         for item in fields(TrainingArguments)
-        if item.name in names - {"output_dir"}
+        if item.name in names
     }
     common = {
         "logging_steps": 20,
         "save_total_limit": 2,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
-    arguments = TrainingArguments(
-        output_dir=str(run.output_dir), **{**common, **run.defaults, **passed, **more}
-    )
+    arguments = TrainingArguments(**{**common, **run.defaults, **passed, **more})
     tokenizer = open_tokenizer(run.source)
     train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
     eval_set = (

@@ -19,10 +19,13 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import logging
 
 from ..files import names_folder, refuse_missing
+from ..hardware import fast_dtype
 from ..outer_names import find_adapter_config_file
 
+logger = logging.get_logger(__name__)
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.json")
 
 
@@ -174,6 +177,16 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
     if not adapted:
         refuse_missing(info, type(model).__name__, name)
     return model.eval()
+
+
+def open_fast(name: str | Path, **loading: Any) -> PreTrainedModel:
+    """Load a causal LM as `open_model`, in the number format that this hardware is fast at."""
+    dtype = fast_dtype()
+    logger.warning(
+        "The target is run in %s, which this hardware is fast at.",
+        str(dtype).removeprefix("torch."),
+    )
+    return open_model(name, dtype=dtype, **loading)
 
 
 @contextmanager

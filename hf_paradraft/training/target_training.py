@@ -4,9 +4,9 @@ share.
 
 from __future__ import annotations
 
-import json
 import platform
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,15 +20,16 @@ from torch import LongTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..chat import end_tokens
 from ..files import hub_name
 from ..hardware import fast_dtype
 from ..protocol.drafter import FeatureKey
 from .losses import LOSSES, Loss
-from .metrics import acceptance
+from .metrics import acceptance_of
+from .rows import IGNORED
 from .run import RunInputs, TrainingOptions, option
-from .target import open_model
+from .target import open_fast
 from .target_states import TargetStates
-from .vocabulary import answer_vocabulary
 
 logger = logging.get_logger(__name__)
 JUDGED = 32  # evaluation rows whose acceptance is measured
@@ -42,7 +43,7 @@ class TargetTraining(TrainingOptions):
     recorded: ClassVar[tuple[str, ...]] = ("loss",)
 
     target: str = option(
-        "The causal LM to speed up: folder, Hub id or .gguf file. It is not changed."
+        "The causal LM to speed up: folder, Hub id or .gguf file. It is not changed.", read=True
     )
     target_id: str | None = option(
         "The target's name on the Hub, where it is loaded from a folder.", None
@@ -52,7 +53,9 @@ class TargetTraining(TrainingOptions):
     )
     loss: Loss = option(LOSSES, "tv")
     cache_dir: Path | None = option(
-        "Keep the target's states of every text here: it runs once for all epochs.", None
+        "Keep the target's states of every text here: it runs once for all epochs.",
+        None,
+        read=True,
     )
     cache_gb: float | None = option(
         "Size of that folder in GB, at most; default: 50.", None, least=0
@@ -62,11 +65,6 @@ class TargetTraining(TrainingOptions):
     def source(self) -> str:
         """Implement `TrainingOptions.source`."""
         return self.target
-
-    @property
-    def sources(self) -> tuple[str | Path | None, ...]:
-        """Implement `TrainingOptions.sources`."""
-        return (self.target, None if self.cache_dir is None else Path(self.cache_dir))
 
     def check(self) -> None:
         """Implement `TrainingOptions.check`."""
@@ -83,18 +81,13 @@ class TargetTraining(TrainingOptions):
         self, tokenizer: PreTrainedTokenizerBase, device: torch.device
     ) -> PreTrainedModel:
         """Load the target, frozen, in the dtype that this hardware is fast at."""
-        dtype = fast_dtype()
-        logger.warning(
-            "The target is run in %s, which this hardware is fast at.",
-            str(dtype).removeprefix("torch."),
-        )
         if hub_name(self.target_id or self.target) is None:
             logger.warning(
                 "The drafter will not say which model it is for, and other engines ask: "
                 "--target-id ORG/NAME names %s.",
                 self.target,
             )
-        return open_model(self.target, whole=True, dtype=dtype).to(device).requires_grad_(False)
+        return open_fast(self.target, whole=True).to(device).requires_grad_(False)
 
     def vocabulary(self, inputs: RunInputs) -> LongTensor | None:
         """Choose the ids that the drafter guesses, the most frequent of answers; None for all.
@@ -112,9 +105,8 @@ class TargetTraining(TrainingOptions):
         self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None
     ) -> TargetStates:
         """Make the source of the target's states for the trainer."""
-        folder = None if self.cache_dir is None else Path(self.cache_dir)
         size = {} if self.cache_gb is None else {"max_bytes": self.cache_gb * 1e9}
-        return TargetStates(inputs.model, keys, vocabulary, folder, **size)
+        return TargetStates(inputs.model, keys, vocabulary, self.cache_dir, **size)
 
     @property
     def models(self) -> dict[str, str | None]:
@@ -123,11 +115,59 @@ class TargetTraining(TrainingOptions):
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
         """Measure the acceptance of chains on evaluation rows."""
-        assert inputs.eval_set is not None
-        judged = inputs.eval_set.select(range(min(JUDGED, len(inputs.eval_set))))
-        measured = acceptance(inputs.model, drafter, inputs.tokenizer, judged)
-        print(json.dumps(measured, indent=1))
-        return {"acceptance": measured}
+        return acceptance_of(drafter, inputs.model, inputs, JUDGED)
+
+
+def answer_vocabulary(
+    rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel
+) -> LongTensor:
+    """Choose the `size` most frequent ids of answers, special ids included.
+
+    Ids that end a text are included too.
+
+    Args:
+        rows: from `encode_rows`.
+        size: V'.
+        tokenizer, target: whose special ids are always among them.
+
+    Returns:
+        int64 `(V',)`, rising.
+
+    Raises:
+        ValueError: as for `most_frequent`.
+    """
+    texts = ([label for label in row["labels"] if label != IGNORED] for row in rows)
+    always = [*tokenizer.all_special_ids, *end_tokens(target)]
+    return most_frequent(texts, size, always, target.config.get_text_config().vocab_size)
+
+
+def most_frequent(
+    texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int
+) -> LongTensor:
+    """Choose `size` ids: those in `always`, the most frequent, then the lowest of the rest.
+
+    The rest are ids that never occur. All are sorted in rising order.
+
+    Args:
+        texts: ids that the target has written.
+        size: V'.
+        always: ids that have to be in: what ends a text, and other special ones.
+        vocab_size: V.
+
+    Raises:
+        ValueError: there is no room for `always`, or more is asked for than there is.
+    """
+    wanted = sorted({token for token in always if 0 <= token < vocab_size})
+    if not len(wanted) < size <= vocab_size:
+        raise ValueError(
+            f"A vocabulary of {size} tokens: it must hold the {len(wanted)} special ones and some "
+            f"more, and at most the target's {vocab_size}."
+        )
+    counts = Counter(token for text in texts for token in text)
+    ranked = dict.fromkeys(
+        [*wanted, *(token for token, _ in counts.most_common()), *range(vocab_size)]
+    )
+    return torch.tensor(sorted(list(ranked)[:size]))
 
 
 def unused_token(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> int:

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainingArguments
 
 from ..decoding.tree_attention import without_cudnn_attention
 from ..outer_names import get_length_grouped_indices
+from .rows import IGNORED, SHAPES, ChoosingCollator, CodConfig
 
 
 class LengthGroups(Sampler[int]):
@@ -100,21 +101,21 @@ class DepthTrainer(ResumableTrainer, ABC):
         model: what is called with batches.
         args: any `TrainingArguments`; samples are grouped by length.
         collator: makes batches with `labels`, one for each guess.
-        count: K.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 
     figure = "loss"
 
     def __init__(
-        self, model: Any, args: TrainingArguments, collator: Any, count: int, **kwargs: Any
+        self, model: Any, args: TrainingArguments, collator: ChoosingCollator, **kwargs: Any
     ):
         super().__init__(model, args, data_collator=collator, **kwargs)
         # the loss is divided by the guesses of all accumulated batches
         self.model_accepts_loss_kwargs = True
         # so that Trainer counts every label: a guess's label is its own
         self._loss_shifts_labels = False
-        self._figures = torch.zeros(count, 2, dtype=torch.float64)  # sum and count of each depth
+        # sum and count of each depth
+        self._figures = torch.zeros(collator.count, 2, dtype=torch.float64)
 
     @abstractmethod
     def guess_losses(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, LongTensor]:
@@ -160,3 +161,47 @@ class DepthTrainer(ResumableTrainer, ABC):
         }
         self.log(by_depth)
         return {**metrics, **by_depth}
+
+
+class RowTrainer(DepthTrainer):
+    """A trainer on the labelled rows of a `RowCollator`.
+
+    A kind of drafter defines the loss of a row.
+    """
+
+    @abstractmethod
+    def row_losses(
+        self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
+    ) -> Tensor:
+        """Compute the loss of each row `(B, C)`, 0 where it has no label.
+
+        Args:
+            model: wrapped, if there are several processes.
+            inputs: the batch, without labels.
+            labels, depths: int64 `(B, C)`.
+            columns: int64 `(C,)`, of the rows that have a label somewhere.
+        """
+
+    def guess_losses(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+        """Implement `DepthTrainer.guess_losses`.
+
+        Logits are computed only for columns that have a label somewhere, and for a few more that
+        make their number a multiple of `SHAPES`.
+        """
+        labels = inputs.pop("labels")
+        wanted = (labels != IGNORED).any(0)
+        count = int(wanted.sum())
+        columns = wanted.byte().argsort(descending=True, stable=True)[: count + -count % SHAPES]
+        labels, depths = labels[:, columns], inputs["depths"][:, columns]
+        losses = self.row_losses(model, inputs, labels, depths, columns)
+        learned = labels != IGNORED
+        return losses, losses[learned], depths[learned]
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Implement `DepthTrainer.evaluate`, over all rows of every depth."""
+        collator: Any = self.data_collator
+        dropping, collator.cod = collator.cod, CodConfig(collator.count, 1.0, 1.0)
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            collator.cod = dropping

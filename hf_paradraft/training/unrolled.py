@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -17,10 +16,9 @@ from ..decoding.shortlist import LEAST, RANK, Shortlist
 from ..decoding.tree_attention import additive
 from ..protocol import SpeculationConfig
 from ..protocol.drafter import FeatureKey
-from .anchors import AnchorCollator, AnchorTrainer
-from .data import IGNORED
+from .anchors import AnchorCollator, AnchorTrainer, AnchorTraining
+from .rows import IGNORED
 from .run import RunInputs, option
-from .target_training import TargetTraining
 
 TEXTS = 128  # whose states the shortlist is fitted to
 
@@ -80,67 +78,50 @@ class Unrolled(torch.nn.Module):
         return {"logits": torch.stack(logits, dim=2), "states": torch.stack(read, dim=2)}
 
 
-class UnrolledTrainer(AnchorTrainer):
-    """A trainer that can fit a shortlist to its drafter's states in some texts."""
+def fit_shortlist(trainer: AnchorTrainer) -> None:
+    """Give a drafter of many tokens a shortlist, if its head is one."""
+    drafter, head = trainer.drafter, trainer.states.head.head
+    many = drafter.vocabulary is not None and len(drafter.vocabulary) >= LEAST
+    if not many or drafter.head is not None or type(head) is not torch.nn.Linear:
+        return
+    if len(states := states_in_texts(trainer)) > RANK:
+        weight = head.weight.detach()
+        rows = weight[drafter.vocabulary.to(weight.device)].cpu()
+        drafter.shortlist = Shortlist.fit(states, rows)
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        vocabulary, head = self.drafter.vocabulary, self.states.head.head
-        many = vocabulary is not None and len(vocabulary) >= LEAST
-        self.fits = many and self.drafter.head is None and type(head) is torch.nn.Linear
 
-    def fit_shortlist(self) -> None:
-        """Give a drafter of many tokens a shortlist, where its head is one."""
-        if self.fits and len(states := self.some_states()) > RANK:
-            weight = self.states.head.head.weight.detach()
-            rows = weight[self.drafter.vocabulary.to(weight.device)].cpu()
-            self.drafter.shortlist = Shortlist.fit(states, rows)
+@torch.no_grad()
+def states_in_texts(trainer: AnchorTrainer) -> Tensor:
+    """Compute the drafter's states in some texts, `(n, hidden)`.
 
-    @torch.no_grad()
-    def some_states(self) -> Tensor:
-        """Compute the drafter's states in some texts, `(n, hidden)`.
-
-        The states are the same ones however often the run was stopped.
-        """
-        self.model.eval()
-        collate = AnchorCollator(
-            self.data_collator.num_anchors, self.data_collator.block_size, self.args.seed
-        )
-        chosen = torch.randperm(
-            len(self.train_dataset), generator=torch.Generator().manual_seed(self.args.seed)
-        )[:TEXTS]
-        read = []
-        for rows in chosen.split(self.args.train_batch_size):
-            inputs = self._prepare_inputs(
-                collate([self.train_dataset[row] for row in rows.tolist()])
-            )
-            with self.compute_loss_context_manager():
-                _, outputs = self.guesses(self.model, inputs)
-            read.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
-        return torch.cat(read)
+    The states are the same ones however often the run was stopped.
+    """
+    trainer.model.eval()
+    texts, seed, collator = trainer.train_dataset, trainer.args.seed, trainer.data_collator
+    collate = AnchorCollator(collator.num_anchors, collator.count, seed)
+    chosen = torch.randperm(len(texts), generator=torch.Generator().manual_seed(seed))[:TEXTS]
+    read = []
+    for rows in chosen.split(trainer.args.train_batch_size):
+        inputs = trainer._prepare_inputs(collate([texts[row] for row in rows.tolist()]))
+        with trainer.compute_loss_context_manager():
+            _, outputs = trainer.guesses(trainer.model, inputs)
+        read.append(outputs["states"][inputs["labels"] != IGNORED].cpu())
+    return torch.cat(read)
 
 
 @dataclass(kw_only=True)
-class UnrolledTraining(TargetTraining):
+class UnrolledTraining(AnchorTraining):
     """Options of training a drafter that guesses one token after the other."""
 
-    optimiser: ClassVar[str | None] = "muon"
     recorded: ClassVar[tuple[str, ...]] = ("num_draft_tokens", "num_anchors")
-    fading: ClassVar[float]  # the weight of each further step, of that before it
     drafter: ClassVar[type[Any]]
 
     num_draft_tokens: int = option(
         "K: tokens drafted one after the other, in training too.", 5, least=1
     )
-    num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
     begin_with: str | None = option(
-        "A trained drafter to go on from: folder or Hub id; it keeps its --vocab.", None
+        "A trained drafter to go on from: folder or Hub id; it keeps its --vocab.", None, read=True
     )
-
-    @property
-    def sources(self) -> tuple[str | Path | None, ...]:
-        """Implement `TrainingOptions.sources`."""
-        return (*super().sources, self.begin_with)
 
     def check(self) -> None:
         """Implement `TrainingOptions.check`."""
@@ -159,10 +140,6 @@ class UnrolledTraining(TargetTraining):
     def start(self, inputs: RunInputs) -> Any:
         """Make the drafter, attached to its target."""
 
-    @abstractmethod
-    def model(self, drafter: Any) -> Any:
-        """Make what reads as in drafting: `fuse`, `text`, `run`."""
-
     def untrained(self, inputs: RunInputs) -> Any:
         """Implement `TrainingOptions.untrained`.
 
@@ -179,20 +156,6 @@ class UnrolledTraining(TargetTraining):
         drafter.speculation_config = SpeculationConfig(self.num_draft_tokens)
         return drafter
 
-    def finish(self, trainer: UnrolledTrainer) -> None:
+    def finish(self, trainer: AnchorTrainer) -> None:
         """Implement `TrainingOptions.finish`."""
-        trainer.fit_shortlist()
-
-    def trainer(self, drafter: Any, inputs: RunInputs) -> UnrolledTrainer:
-        """Implement `TrainingOptions.trainer`."""
-        return UnrolledTrainer(
-            Unrolled(drafter, self.model(drafter), self.num_draft_tokens),
-            inputs.arguments,
-            self.states(inputs, drafter.features, drafter.vocabulary),
-            self.num_draft_tokens,
-            self.fading,
-            self.num_anchors,
-            self.loss,
-            train_dataset=inputs.train_set,
-            eval_dataset=inputs.eval_set,
-        )
+        fit_shortlist(trainer)

@@ -15,7 +15,7 @@ from hf_paradraft.drafters.blocks.slots import block_mask, slots
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
-from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.training.rows import CodConfig, RowCollator
 from hf_paradraft.training.target_states import states_of
 from hf_paradraft.training.unrolled import Unrolled
 

@@ -29,7 +29,7 @@ from hf_paradraft.decoding.latency import measure
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.pard.training import PardTrainer
 from hf_paradraft.serve.scheduler import Job, Scheduler
-from hf_paradraft.training.row_trainer import CodConfig, RowCollator
+from hf_paradraft.training.rows import CodConfig, RowCollator
 
 pytestmark = [
     pytest.mark.gpu,

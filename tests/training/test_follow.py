@@ -88,8 +88,7 @@ def test_a_lesson_fits_no_shortlist(monkeypatch):
             answer(target, seed)
     fitted = []
     monkeypatch.setattr(
-        "hf_paradraft.training.unrolled.UnrolledTrainer.fit_shortlist",
-        lambda trainer: fitted.append(trainer),
+        "hf_paradraft.training.unrolled.fit_shortlist", lambda trainer: fitted.append(trainer)
     )
     assert follow.learn(target) is not None
     assert not fitted
@@ -114,10 +113,10 @@ def test_prompts_are_not_learned_and_the_oldest_texts_go(tmp_path):
     with set_drafter(target, drafter):
         for seed in range(4):
             answer(target, seed)
-    assert sum(len(tokens) for _, tokens, _ in follow.texts) == follow.num_tokens <= 100
-    assert all(prompt == 3 for _, _, prompt in follow.texts)
-    learned = [text for text in follow.texts if not text[0]]
-    judged = [text for text in follow.texts if text[0]] or follow.texts
+    assert sum(len(text["input_ids"]) for text in follow.texts) == follow.num_tokens <= 100
+    assert all(text["labels"][:4].count(-100) == 3 for text in follow.texts)
+    learned = [text for text in follow.texts if not text["held"]]
+    judged = [text for text in follow.texts if text["held"]] or list(follow.texts)
     trainer = follow._trainer(target, (learned, judged), str(tmp_path), None, 8)
     rows = list(trainer.train_dataset)
     assert all(

@@ -15,9 +15,8 @@ from trained import regenerate, train_pard, train_ppd
 from transformers import AutoModelForCausalLM, TrainingArguments
 
 import hf_paradraft
-from hf_paradraft.drafters.pard.training import PardTrainer
-from hf_paradraft.training.row_trainer import CodConfig, RowCollator, block_mask
-from hf_paradraft.training.rows import may_attend
+from hf_paradraft.drafters.pard.training import PardTrainer, block_mask
+from hf_paradraft.training.rows import CodConfig, RowCollator, may_attend
 
 COUNTING = "a b c d e f g h"
 

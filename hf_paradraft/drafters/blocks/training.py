@@ -14,14 +14,12 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ...protocol.drafter import FeatureKey
-from ...training.anchors import AnchorTrainer
+from ...training.anchors import AnchorTraining
 from ...training.run import RunInputs, option
-from ...training.target_training import TargetTraining, unused_token
+from ...training.target_training import unused_token
 from .dspark import DSparkDrafter
 from .model import DFlashDrafter
 from .slots import slots
-
-FADING = 4.0  # slots: the weight of slot k is exp(-k / 4)
 
 
 class Blocks(torch.nn.Module):
@@ -35,7 +33,7 @@ class Blocks(torch.nn.Module):
 
     def __init__(self, drafter: DFlashDrafter):
         super().__init__()
-        self.drafter = drafter
+        self.drafter, self.count = drafter, drafter.config.num_drafts
 
     def forward(
         self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]
@@ -45,11 +43,11 @@ class Blocks(torch.nn.Module):
 
 
 @dataclass(kw_only=True)
-class BlockTraining(TargetTraining):
+class BlockTraining(AnchorTraining):
     """Options shared by the training of block drafters."""
 
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
-    optimiser: ClassVar[str | None] = "muon"
+    fading: ClassVar[float] = math.exp(-1 / 4)  # slots: the weight of slot k is exp(-k / 4)
     recorded: ClassVar[tuple[str, ...]] = ("num_layers", "block_size", "num_anchors")
 
     learning_rate: float = option("Peak learning rate.", 6e-4, above=0)
@@ -79,19 +77,9 @@ class BlockTraining(TargetTraining):
         mask = unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size)
         return self.make(inputs.model, mask, self.vocabulary(inputs))
 
-    def trainer(self, drafter: DFlashDrafter, inputs: RunInputs) -> AnchorTrainer:
-        """Implement `TrainingOptions.trainer`."""
-        return AnchorTrainer(
-            Blocks(drafter),
-            inputs.arguments,
-            self.states(inputs, drafter.features, drafter.vocabulary),
-            drafter.config.num_drafts,
-            math.exp(-1 / FADING),
-            self.num_anchors,
-            self.loss,
-            train_dataset=inputs.train_set,
-            eval_dataset=inputs.eval_set,
-        )
+    def network(self, drafter: DFlashDrafter) -> Blocks:
+        """Implement `AnchorTraining.network`."""
+        return Blocks(drafter)
 
 
 @dataclass(kw_only=True)

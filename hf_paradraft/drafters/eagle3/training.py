@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...training.run import RunInputs, option
-from ...training.unrolled import UnrolledTraining
+from ...training.unrolled import Unrolled, UnrolledTraining
 from .model import Eagle3Drafter
 
 
@@ -45,6 +45,6 @@ class Eagle3Training(UnrolledTraining):
             inputs.model, self.num_draft_tokens, self.num_layers, self.vocabulary(inputs)
         )
 
-    def model(self, drafter: Eagle3Drafter) -> Eagle3Drafter:
-        """Implement `UnrolledTraining.model`."""
-        return drafter
+    def network(self, drafter: Eagle3Drafter) -> Unrolled:
+        """Implement `AnchorTraining.network`."""
+        return Unrolled(drafter, drafter, self.num_draft_tokens)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...training.run import RunInputs, option
-from ...training.unrolled import UnrolledTraining
+from ...training.unrolled import Unrolled, UnrolledTraining
 from .model import MtpDrafter, MtpStep
 
 
@@ -48,6 +48,6 @@ class MtpTraining(UnrolledTraining):
                 "for a new one."
             )
 
-    def model(self, drafter: MtpDrafter) -> MtpStep:
-        """Implement `UnrolledTraining.model`."""
-        return MtpStep(drafter, drafter.layers[0])
+    def network(self, drafter: MtpDrafter) -> Unrolled:
+        """Implement `AnchorTraining.network`."""
+        return Unrolled(drafter, MtpStep(drafter, drafter.layers[0]), self.num_draft_tokens)

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import TrainingArguments
 
-from ...training.data import IGNORED
 from ...training.losses import LOSSES, Loss, cross_entropy, mixed, rejection
-from ...training.row_trainer import CodConfig, RowCollator, RowTrainer
+from ...training.rows import IGNORED, CodConfig, RowCollator
 from ...training.run import RunInputs, option
 from ...training.target_states import TargetStates
 from ...training.target_training import TargetTraining
+from ...training.trainer import RowTrainer
 from .config import Style
 from .model import ParallelSpecDrafter
 
@@ -134,6 +134,5 @@ class ParallelSpecTraining(TargetTraining):
             CodConfig(drafter.config.num_masks + 1, self.cod_ratio, self.cod_min_ratio),
             self.decay,
             self.loss,
-            train_dataset=inputs.train_set,
-            eval_dataset=inputs.eval_set,
+            **inputs.sets,
         )

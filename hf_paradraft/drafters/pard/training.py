@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
@@ -17,15 +17,36 @@ from ...files import hub_name
 from ...names import attention_of
 from ...outer_names import find_adapter_config_file
 from ...training.losses import cross_entropy
-from ...training.metrics import acceptance
-from ...training.row_trainer import CodConfig, RowCollator, RowTrainer, block_mask
+from ...training.metrics import acceptance_of
+from ...training.rows import CodConfig, RowCollator, may_attend
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import config_of, is_packed, refuse_packed
+from ...training.trainer import RowTrainer
 from .config import MASK_KEYS
 from .model import PardDrafter
 
 logger = logging.get_logger(__name__)
 JUDGED = 64  # evaluation rows whose acceptance is measured
+
+
+def block_mask(depths: Tensor, positions: Tensor):
+    """Make the attention mask of a padded batch as a FlexAttention `BlockMask`.
+
+    Args:
+        depths: int64 `(B, R)`, -1 for padding, which sees itself alone.
+        positions: int64 `(B, R)`.
+    """
+
+    def rule(batch, head, row, other):
+        allowed = may_attend(
+            depths[batch, row], positions[batch, row], depths[batch, other], positions[batch, other]
+        )
+        return (allowed & (depths[batch, row] >= 0) & (depths[batch, other] >= 0)) | (row == other)
+
+    size, length = depths.shape
+    # uncompiled, it goes through R² entries
+    make = torch.compile(create_block_mask) if depths.is_cuda else create_block_mask
+    return make(rule, size, None, length, length, device=depths.device)
 
 
 class PardTrainer(RowTrainer):
@@ -76,8 +97,10 @@ class PardTraining(TrainingOptions):
     )
     recorded: ClassVar[tuple[str, ...]] = ("num_depths", "cod_ratio", "cod_min_ratio")
 
-    model: str = option("The small causal LM to teach: folder or Hub id.")
-    target: str | None = option("Measure acceptance against this model; needs --eval-file.", None)
+    model: str = option("The small causal LM to teach: folder or Hub id.", read=True)
+    target: str | None = option(
+        "Measure acceptance against this model; needs --eval-file.", None, read=True
+    )
     mask_token_id: int | None = option(
         "Id of the mask token; default: the config's or tokenizer's.", None
     )
@@ -95,11 +118,6 @@ class PardTraining(TrainingOptions):
     def source(self) -> str:
         """Implement `TrainingOptions.source`."""
         return self.model
-
-    @property
-    def sources(self) -> tuple[str | Path | None, ...]:
-        """Implement `TrainingOptions.sources`."""
-        return (self.model, self.target)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -162,8 +180,7 @@ class PardTraining(TrainingOptions):
             drafter,
             inputs.arguments,
             CodConfig(self.num_depths, self.cod_ratio, self.cod_min_ratio),
-            train_dataset=inputs.train_set,
-            eval_dataset=inputs.eval_set,
+            **inputs.sets,
         )
 
     @property
@@ -185,9 +202,6 @@ class PardTraining(TrainingOptions):
 
     def measure(self, drafter: PardDrafter, inputs: RunInputs) -> dict[str, Any]:
         """Measure the acceptance of chains on evaluation rows, if there is a target."""
-        if self.target is None or inputs.eval_set is None:
+        if self.target is None:
             return {}
-        judged = inputs.eval_set.select(range(min(JUDGED, len(inputs.eval_set))))
-        measured = acceptance(self.target, drafter, inputs.tokenizer, judged)
-        print(json.dumps(measured, indent=1))
-        return {"acceptance": measured}
+        return acceptance_of(drafter, self.target, inputs, JUDGED)

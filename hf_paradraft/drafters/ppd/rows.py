@@ -16,7 +16,7 @@ from ...outer_names import keeps_logits
 from .config import PpdConfig
 from .tuner import prompt_embedding
 
-from ...training.rows import ChoosingCollator
+from ...training.rows import IGNORED, ChoosingCollator
 
 
 def insertion_points(
@@ -86,8 +86,8 @@ class PromptCollator(ChoosingCollator):
     """
 
     def __init__(self, num_prompt_tokens: int, points: int, seed: int = 0):
-        super().__init__(seed)
-        self.m, self.points = num_prompt_tokens, points
+        super().__init__(num_prompt_tokens, seed)
+        self.points = points
 
     def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Make a batch: texts padded on the right, and points padded with -1.
@@ -102,9 +102,10 @@ class PromptCollator(ChoosingCollator):
         points = []
         for sample in samples:
             # A chat's prompt is never written, so there is nothing to guess in it.
-            begin = max(0, next(t for t, label in enumerate(sample["labels"]) if label != -100) - 1)
+            first = next(t for t, label in enumerate(sample["labels"]) if label != IGNORED)
+            begin = max(0, first - 1)
             text_points = begin + insertion_points(
-                len(sample["input_ids"]) - begin, self.m, self.points, self.generator(sample)
+                len(sample["input_ids"]) - begin, self.count, self.points, self.generator(sample)
             )
             points.append(F.pad(text_points, (0, self.points - len(text_points)), value=-1))
         return {"input_ids": ids, "points": torch.stack(points)}

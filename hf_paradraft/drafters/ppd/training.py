@@ -14,10 +14,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 from transformers.utils import logging
 
 from ...files import hub_name, write_json
-from ...hardware import fast_dtype
 from ...training.losses import divergence
 from ...training.run import RunInputs, TrainingOptions, option
-from ...training.target import open_model, refuse_packed
+from ...training.target import open_fast, refuse_packed
 from ...training.trainer import ResumableTrainer
 from .calibration import calibrate
 from .config import PpdConfig
@@ -104,7 +103,9 @@ class PpdTraining(TrainingOptions):
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT"
     recorded: ClassVar[tuple[str, ...]] = ("points", "decay")
 
-    target: str = option("The causal LM to speed up: folder or Hub id. It is not changed.")
+    target: str = option(
+        "The causal LM to speed up: folder or Hub id. It is not changed.", read=True
+    )
     num_prompt_tokens: int = option("m: how far ahead is guessed.", 3, least=1)
     num_ensembles: int = option("E: embeddings per prompt token.", 1, least=1)
     points: int = option("Insertion points in each text, at most.", 32, least=1)
@@ -127,12 +128,7 @@ class PpdTraining(TrainingOptions):
         self, tokenizer: PreTrainedTokenizerBase, device: torch.device
     ) -> PreTrainedModel:
         """Load the target, in the number format that this hardware is fast at."""
-        dtype = fast_dtype()
-        logger.warning(
-            "The model is run in %s, which this hardware is fast at.",
-            str(dtype).removeprefix("torch."),
-        )
-        return open_model(self.target, dtype=dtype)
+        return open_fast(self.target)
 
     def prepare(self, inputs: RunInputs) -> tuple[PeftModel, PpdTrainer]:
         """Implement `TrainingOptions.prepare`."""
@@ -142,8 +138,8 @@ class PpdTraining(TrainingOptions):
         adapted = get_peft_model(inputs.model, config)
         if Path(self.target).exists():  # wherever the adapter is loaded or published from
             adapted.active_peft_config.base_model_name_or_path = str(Path(self.target).resolve())
-        sets = {"train_dataset": inputs.train_set, "eval_dataset": inputs.eval_set}
-        return adapted, PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **sets)
+        trainer = PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **inputs.sets)
+        return adapted, trainer
 
     @property
     def models(self) -> dict[str, str | None]:
