@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hf_paradraft.training import cod_keep_mask, parallel_draft_rows
-from hf_paradraft.training.rows import useful_rows
+from hf_paradraft.training.rows import places_in, useful_rows
 
 ratios = st.floats(0.05, 1.0)
 
@@ -92,3 +92,9 @@ def test_cod_refuses_what_is_out_of_range(arguments):
 def test_rows_refuse_shapes_that_do_not_fit():
     with pytest.raises(ValueError, match="must be"):
         parallel_draft_rows(torch.arange(3), torch.arange(4), 0, torch.ones(2, 3, dtype=torch.bool))
+
+
+def test_places_in_a_vocabulary_of_any_order():
+    """Published drafters need not sort their ids; what is not among them is not learned."""
+    vocabulary, ids = torch.tensor([7, 2, 9]), torch.tensor([[9, 2, 3], [7, -100, 100]])
+    assert places_in(vocabulary, ids).tolist() == [[2, 1, -100], [0, -100, -100]]
