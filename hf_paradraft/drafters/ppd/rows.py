@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from ...decoding.tree_attention import additive, attention_windows, or_sdpa
 from ...outer_names import keeps_logits
+from ...training.rows import IGNORED, ChoosingCollator
 from .config import PpdConfig
 from .tuner import prompt_embedding
-
-from ...training.rows import IGNORED, ChoosingCollator
 
 
 def insertion_points(

@@ -10,10 +10,9 @@ from typing import Any, ClassVar
 import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
-from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
-from ...names import DynamicLayer
 from ...protocol import GuessedLogits, Prefix
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..drafter import SavedDrafter
