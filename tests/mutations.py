@@ -5,6 +5,7 @@ file has the word in its name.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,171 +13,238 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GOLDEN = ["-m", "tests.golden.rounds", "--only"]
-PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+PATIENCE = 600  # seconds
+PYTEST = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "once"]
+LOSSLESS = ["tests/decoding/test_lossless.py"]
+BATCHES = ["tests/decoding/test_batches.py"]
+CACHES = [*LOSSLESS, "tests/decoding/test_verify.py"]
+NOISE = ["tests/decoding/test_noise.py"]
+SAMPLING = ["tests/decoding/test_sampling.py"]
+JOINED = ["tests/decoding/test_continuous.py", "tests/decoding/test_batch.py"]
+LAYOUTS = ["tests/drafters/test_published_logits.py"]
 # File, what stands there, what is sown, and what has to notice it.
 MUTATIONS = [
     (
         "decoding/accept.py",
-        "logits[node + 1 : node + 2]",
-        "logits[max(0, node) : max(0, node) + 1]",
-        [*GOLDEN, "pard"],
+        "raw = logits[node + 1 : node + 2].to(",
+        "raw = logits[max(0, node) : max(0, node) + 1].to(",
+        LOSSLESS,
+    ),
+    (
+        "decoding/accept.py",
+        "raw = logits[node + 1 : node + 2]\n",
+        "raw = logits[max(0, node) : max(0, node) + 1]\n",
+        LOSSLESS,
     ),
     (
         "decoding/accept.py",
         "room.new_tensor([choices[node + 1]",
         "room.new_tensor([choices[node]",
-        [*GOLDEN, "pard"],
+        LOSSLESS,
     ),
-    (
-        "decoding/accept.py",
-        "if draft.token_ids[child] == token), None)",
-        "), None)",
-        [*GOLDEN, "pard"],
-    ),
+    ("decoding/accept.py", "if draft.token_ids[child] == token), None", "), None", LOSSLESS),
+    ("decoding/accept.py", "buffer[0, length] = token", "buffer[0, length - 1] = token", LOSSLESS),
     (
         "decoding/sequence.py",
         "accepted.num_read = len(path)",
         "accepted.num_read = len(path) + 1",
-        [*PYTEST, "tests/decoding/test_call.py"],
+        ["tests/decoding/test_callers_cache.py"],
     ),
     (
         "decoding/verify.py",
         "positions[row, 0 if ended else count :]",
         "positions[row, 0:]",
-        [*PYTEST, "tests/decoding/test_refusals.py"],
+        ["tests/decoding/test_refusals.py"],
     ),
+    ("decoding/verify.py", "parent + count - 1 for parent", "parent + count for parent", CACHES),
+    ("decoding/verify.py", "node + rows for node in path", "node for node in path", CACHES),
     (
         "decoding/verify.py",
-        "parent + count - 1 for parent",
-        "parent + count for parent",
-        [*GOLDEN, "pard"],
+        "logits[:, -size - 1 :]",
+        "logits[:, : size + 1]",
+        ["tests/integration/test_foreign_code.py"],
     ),
+    ("decoding/verify.py", "end = ids.shape[1] - 1", "end = ids.shape[1] - 2", LOSSLESS),
     (
         "decoding/verify.py",
         "if len(kept) < self.written",
         "if len(kept) < self.written - 1",
-        [*PYTEST, "tests/decoding/test_recurrent.py"],
+        ["tests/decoding/test_recurrent.py"],
     ),
     (
         "decoding/cache.py",
         "(row, begin + entry, length + offset)",
         "(row, begin + offset, length + offset)",
-        [*GOLDEN, "pard"],
+        CACHES,
     ),
+    ("decoding/cache.py", "if begin + entry != length + offset", "if entry != offset", BATCHES),
     (
         "decoding/cache.py",
         "DynamicLayer.crop(layer, self.end - written)",
         "DynamicLayer.crop(layer, self.end - written + 1)",
-        [*GOLDEN, "pard"],
+        CACHES,
+    ),
+    (
+        "decoding/cache.py",
+        "crop(self.cache, written - kept)",
+        "crop(self.cache, written - kept - 1)",
+        ["tests/decoding/test_targets.py", "tests/decoding/test_recurrent.py"],
+    ),
+    (
+        "decoding/cache.py",
+        "fill_(self.end)",
+        "fill_(written)",
+        [*BATCHES, "tests/decoding/test_compiled.py"],
     ),
     (
         "decoding/recurrent.py",
         "state[rows] = saved[key][rows]",
         "state[rows] = state[rows]",
-        [*PYTEST, "tests/decoding/test_recurrent.py"],
+        ["tests/decoding/test_recurrent.py"],
     ),
     (
         "decoding/tree_attention.py",
         "> query_positions[:, :, None] - window",
         ">= query_positions[:, :, None] - window",
-        [*PYTEST, "tests/decoding/test_lossless.py", "tests/decoding/test_verify.py"],
+        CACHES,
     ),
+    ("decoding/tree_attention.py", "depths[parent + 1] + 1", "row", BATCHES),
     (
-        "decoding/joining.py",
-        "slots - states.shape[2]",
-        "slots - states.shape[2] + 1",
-        [*GOLDEN, "pard"],
+        "decoding/tree_attention.py",
+        "sees[row] |= sees[parent + 1]",
+        "sees[row, :row] = True",
+        BATCHES,
     ),
-    ("decoding/growing.py", "self.indices[self.parents[node]]", "-1", [*GOLDEN, "autoregressive"]),
+    ("decoding/tree_attention.py", "(slots < ends)", "(slots <= ends)", BATCHES),
+    ("decoding/joining.py", "slots - states.shape[2]", "slots - states.shape[2] + 1", JOINED),
+    ("decoding/joining.py", "attention.offsets[rows] + count", "attention.offsets[rows]", JOINED),
+    (
+        "decoding/growing.py",
+        "self.indices[self.parents[node]]",
+        "-1",
+        ["tests/drafters/test_kinds.py", "tests/drafters/test_small_kinds.py"],
+    ),
     (
         "decoding/budget.py",
         "tokens - rate * seconds",
         "tokens - 0.5 * rate * seconds",
-        [*GOLDEN, "pard"],
+        ["tests/decoding/test_budget.py"],
     ),
     (
         "rules/noise.py",
         "length - self.begin + distance",
         "length - self.begin + distance + 1",
-        [*GOLDEN, "pard"],
+        NOISE,
     ),
     (
-        "rules/rejection.py",
-        "q[token] = 0",
-        "q[token] = q[token]",
-        [*PYTEST, "tests/decoding/test_sampling.py"],
+        "rules/noise.py",
+        "step = max(map(self._step, self.sequences))",
+        "step = min(map(self._step, self.sequences))",
+        NOISE,
     ),
+    ("rules/noise.py", "self.stands = min(\n", "self.stands = max(\n", NOISE),
+    (
+        "rules/noise.py",
+        "> self.stands:\n            self.generator.set_state(self.states[-1])",
+        "> self.stands:\n            pass",
+        NOISE,
+    ),
+    ("rules/noise.py", "        if ahead:\n", "        if False:\n", NOISE),
+    ("rules/noise.py", "block[index].clone()", "block[0].clone()", NOISE),
+    ("rules/rejection.py", "q[token] = 0", "q[token] = q[token]", SAMPLING),
+    ("rules/rejection.py", ".clamp(max=1)", ".clamp(max=2)", SAMPLING),
+    ("rules/rejection.py", "residual = (p - q)", "residual = (p - 0 * q)", SAMPLING),
     (
         "copies/lookup.py",
         "counts[0] += index < right",
         "counts[0] += index <= right",
-        [*PYTEST, "tests/decoding/test_lookup.py", "tests/decoding/test_memory.py"],
+        ["tests/decoding/test_lookup.py", "tests/decoding/test_memory.py"],
     ),
+    ("drafters/formats/speculators.py", "offset=-1", "offset=0", LAYOUTS),
     (
         "drafters/formats/speculators.py",
-        "offset=-1",
-        "offset=0",
-        [*PYTEST, "tests/drafters/test_published_logits.py"],
+        "key + 1 for key",
+        "key for key",
+        ["tests/drafters/test_published_loading.py"],
     ),
+    ("drafters/formats/speculators.py", "return not anchor", "return bool(anchor)", LAYOUTS),
+    ("drafters/formats/zlab.py", "return not (_dspark(said)", "return (_dspark(said)", LAYOUTS),
     (
         "drafters/formats/zlab.py",
-        "return not (_dspark(said)",
-        "return (_dspark(said)",
-        [*PYTEST, "tests/drafters/test_published_logits.py"],
+        "(layers - 4)",
+        "(layers - 3)",
+        [*LAYOUTS, "tests/drafters/test_published_configs.py"],
+    ),
+    (
+        "drafters/formats/deepspec.py",
+        "from_anchor(said) is False",
+        "from_anchor(said) is True",
+        LAYOUTS,
     ),
     (
         "drafters/formats/tensors.py",
         "torch.arange(1, head_dim, 2)",
         "torch.arange(0, head_dim, 2)",
-        [*PYTEST, "tests/drafters/test_published_logits.py"],
+        LAYOUTS,
     ),
 ]
 
 
-def turns_red(root: Path, file: str, old: str, new: str, noticed_by: list[str]) -> bool:
-    """Sow a mistake, run what has to notice it, and mend it again."""
-    path = root / "hf_paradraft" / file
-    text = path.read_text()
-    if text.count(old) < 1:
-        sys.exit(f"{file} has no {old!r} any more: sow another mistake.")
-    path.write_text(text.replace(old, new))
+def noticed(root: Path, tests: list[str]) -> str | None:
+    """Run what has to notice a mistake: the first test that fails, or None if all pass."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": str(root),
     }
     try:
         run = subprocess.run(
-            [sys.executable, *noticed_by],
+            [sys.executable, *PYTEST, *tests],
             cwd=root,
             env=environment,
             capture_output=True,
             text=True,
             check=False,
+            timeout=PATIENCE,
         )
-    finally:
-        path.write_text(text)
-    return run.returncode != 0
+    except subprocess.TimeoutExpired:
+        return f"nothing ends within {PATIENCE} seconds"
+    if run.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+::\S+)", run.stdout, re.M)
+    return failed[1] if failed else sys.exit(f"No test has run: {run.stdout}{run.stderr}")
 
 
 def main() -> None:
     """Sow all mistakes, or those in files of a name; fail where one is not noticed."""
-    words, missed = sys.argv[1:], []
+    words = sys.argv[1:]
+    chosen = [one for one in MUTATIONS if not words or any(word in one[0] for word in words)]
+    gone = [
+        f"{file} has no {old!r} any more: sow another mistake."
+        for file, old, _, _ in chosen
+        if old not in (ROOT / "hf_paradraft" / file).read_text()
+    ]
+    if gone:
+        sys.exit("\n".join(gone))
+    missed = 0
     with tempfile.TemporaryDirectory(prefix="paradraft-mutations-") as name:
         root = Path(name)
         for part in ("hf_paradraft", "tests", "hub_cards", "spaces"):
             shutil.copytree(ROOT / part, root / part, ignore=shutil.ignore_patterns("__pycache__"))
         shutil.copy(ROOT / "pyproject.toml", root)
-        for file, old, new, noticed_by in MUTATIONS:
-            if words and not any(word in file for word in words):
-                continue
-            red = turns_red(root, file, old, new, noticed_by)
-            print(f"{'red  ' if red else 'GREEN'}  {file}: {old}  →  {new}", flush=True)
-            missed += [] if red else [file]
+        for file, old, new, tests in chosen:
+            path = root / "hf_paradraft" / file
+            text = path.read_text()
+            path.write_text(text.replace(old, new))
+            test = noticed(root, tests)
+            path.write_text(text)
+            missed += test is None
+            sown = " ".join(f"{file}: {old} → {new}".split())
+            print("GREEN" if test is None else "red  ", sown, test or "", sep="  ", flush=True)
     if missed:
-        sys.exit(f"{len(missed)} mistakes were not noticed.")
+        sys.exit(f"{missed} mistakes were not noticed.")
 
 
 if __name__ == "__main__":
