@@ -327,12 +327,11 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     return run.result(drafter)
 
 
-# What a resumed run must have in common with the one that it goes on with. How long either is does
-# not matter, nor how files and folders are named, for data and weights are compared themselves.
+# What a resumed run must have in common with the one that it goes on with: these, and all options
+# but those that are free. How long either is does not matter, nor how files and folders are named,
+# for data and weights are compared themselves.
 SAME_ARGUMENTS = (
-    "learning_rate", "lr_scheduler_type", "warmup_steps", "weight_decay", "adam_beta1",
-    "adam_beta2", "max_grad_norm", "optim",
-    "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed",
+    "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim", "world_size",
 )  # fmt: skip
 FREE = {
     "model", "target", "train_file", "eval_file", "output_dir", "max_steps", "num_train_epochs",
