@@ -114,11 +114,14 @@ class Budget:
         self.drafted = False  # in the last round
 
     def for_batch(self, batch_size: int) -> "Budget":
-        """Make the budget of another batch size, which begins with what this one has learned."""
+        """Make the budget of another batch size, which begins with what this one has learned.
+
+        Whether drafting pays there is to be seen.
+        """
         other = deepcopy(self)
         other.batch_size = batch_size
-        other.tokens = other.seconds = 0.0
-        other.pace = self.gain / other.plain_seconds
+        other.tokens = other.seconds = other.debt = 0.0
+        other._judge_anew()
         return other
 
     def begin(self) -> None:
