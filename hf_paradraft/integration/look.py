@@ -9,6 +9,8 @@ again with drafts of its own tokens, and logits are compared.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -318,6 +320,47 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
     read = "padded prompts" if several else "drafts"
     misread = f"does not read {read} as it reads tokens one by one"
     generator, decodes = generator_of(device), False
+    try:
+        with _twin_of(model, device) as twin:
+            before = None if generator is None else generator.get_state()
+            texts, plain = _decoded(twin, ids, mask, new)
+            moved = generator is not None and not torch.equal(before, generator.get_state())
+            decodes = True
+            if text is not None:  # code of others may begin to act after some forwards
+                _decoded(twin, ids, mask, new)
+            drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size, new)
+            other, drafted = _decoded(
+                twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter
+            )
+    except (torch.OutOfMemoryError, ChangedTransformers):
+        raise
+    except Exception as error:  # whatever a model raises that was not written for drafts
+        if isinstance(error, Refused):
+            return None
+        return misread if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
+    if moved:
+        return "draws random numbers in its forwards (dropout in training mode?)"
+    if bool(plain.isnan().any()):  # acceptance says what is wrong with it
+        return ""
+    # after two tokens that differ texts are others
+    same = (texts == other)[:, ids.shape[1] - 1 : -1].cumprod(-1).bool()
+    if not torch.equal(plain.isinf()[same], drafted.isinf()[same]):
+        return misread
+    apart = _distances(plain, drafted).masked_fill(~same, torch.nan)
+    typical = apart[:, 1:].nanmedian(-1).values.nan_to_num().max()  # the first is the prompt's
+    needed = max(float(typical), float(apart.nan_to_num().max()) / WORST)
+    allowed = _rounding(model)
+    if needed > allowed and text is None:
+        with _twin_of(model, device) as twin:
+            _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
+        noise = _distances(plain, again[: len(plain)]).masked_fill(~same, torch.nan).nanmedian()
+        allowed = min(TIMES * float(noise.nan_to_num()), PACKED)
+    return "" if needed <= allowed else misread
+
+
+@contextmanager
+def _twin_of(model: PreTrainedModel, device: torch.device) -> Iterator[PreTrainedModel]:
+    """Lend a model whose generation config, memory and random numbers are not the caller's."""
     # What its own config says of decoding is for texts of others, and other threads may decode with
     # it meanwhile.
     twin = object.__new__(type(model))
@@ -328,54 +371,20 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         for had in own
     ]
     # the caller's seed is the caller's
-    with (
-        plainly(),
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
-    ):
+    with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
-            before = None if generator is None else generator.get_state()
-            texts, plain = _decoded(twin, ids, mask, new)
-            moved = generator is not None and not torch.equal(before, generator.get_state())
-            _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
-            decodes = True
-            drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size, new)
-            other, drafted = _decoded(
-                twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter
-            )
-        except (torch.OutOfMemoryError, ChangedTransformers):
-            raise
-        except Exception as error:  # whatever a model raises that was not written for drafts
-            if isinstance(error, Refused):
-                return None
-            return misread if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
+            yield twin
         # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text
         finally:
             for had, values in zip(own, kept, strict=True):
                 had.update(values)
-    if moved:
-        return "draws random numbers in its forwards (dropout in training mode?)"
-    if bool(plain.isnan().any()):  # acceptance says what is wrong with it
-        return ""
-    # after two tokens that differ texts are others
-    same = (texts == other)[:, ids.shape[1] - 1 : -1].cumprod(-1).bool()
+
+
+def _distances(plain: Tensor, logits: Tensor) -> Tensor:
+    """Compute how far logits `(B, new, V)` lie apart, `(B, new)`, as shares of their spread."""
     barred = plain.isinf()
-    if not torch.equal(barred[same], drafted.isinf()[same]):
-        return misread
-    spread = plain.masked_fill(barred, 0.0).std(-1)
-    noise, apart = (
-        (
-            (plain - logits).masked_fill(barred | logits.isinf(), 0.0).square().mean(-1).sqrt()
-            / spread
-        ).masked_fill(~same, torch.nan)
-        for logits in (again[: len(plain)], drafted)
-    )
-    allowed = max(
-        _rounding(model),
-        min(TIMES * float(noise.nanmedian().nan_to_num()), PACKED) if text is None else 0.0,
-    )
-    typical = apart[:, 1:].nanmedian(-1).values.nan_to_num().max()  # the first is the prompt's
-    worst = apart.nan_to_num().max()
-    return "" if bool(typical <= allowed and worst <= WORST * allowed) else misread
+    apart = (plain - logits).masked_fill(barred | logits.isinf(), 0.0)
+    return apart.square().mean(-1).sqrt() / plain.masked_fill(barred, 0.0).std(-1)
 
 
 def _rounding(model: PreTrainedModel) -> float:
