@@ -22,11 +22,11 @@ from .methods import (
     Variant,
     assisted,
     drafted,
-    on_cores,
     plain,
     prompt_lookup,
+    prompt_lookup_variants,
     variants_of,
-    with_prompt_lookup,
+    with_threads,
 )
 
 
@@ -76,7 +76,7 @@ def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
     apart = Variant(
         f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), replace(config, overlap=True)
     )
-    return [on_cores(drafted(one_core), 1), drafted(pearl), drafted(apart), drafted(chain)]
+    return [with_threads(drafted(one_core), 1), drafted(pearl), drafted(apart), drafted(chain)]
 
 
 def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
@@ -159,5 +159,5 @@ def methods_of(
         peers.append(
             drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))
         )
-        variants += with_prompt_lookup(variants)
+        variants += prompt_lookup_variants(variants)
     return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]

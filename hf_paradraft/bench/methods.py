@@ -26,7 +26,7 @@ class Variant:
     config: SpeculationConfig
 
 
-def with_prompt_lookup(variants: Sequence[Variant]) -> list[Variant]:
+def prompt_lookup_variants(variants: Sequence[Variant]) -> list[Variant]:
     """Make a variant with prompt lookup of each variant that drafts trees."""
     trees = [variant for variant in variants if variant.config.tree_size]
     return [
@@ -71,7 +71,7 @@ def variants_of(
 
 @dataclass
 class Method:
-    """A row of the table.
+    """A way to generate that is measured.
 
     Attributes:
         name: begins with `plain`, `assisted`, `prompt-lookup`, or the name of a kind of drafter.
@@ -113,7 +113,7 @@ def prompt_lookup(num_tokens: int = 10) -> Method:
     return Method("prompt-lookup", {"prompt_lookup_num_tokens": num_tokens})
 
 
-def _is_news(record: logging.LogRecord) -> bool:
+def _keep_record(record: logging.LogRecord) -> bool:
     """Tell whether a log record is not assisted generation's warning about its own arguments."""
     return "Passing `generation_config` together" not in record.getMessage()
 
@@ -138,11 +138,11 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = F
         before = {option: getattr(parent.generation_config, option, None) for option in settings}
         parent.generation_config.update(**settings)
         told = logging.getLogger("transformers.generation.utils")
-        told.addFilter(_is_news)
+        told.addFilter(_keep_record)
         try:
             yield
         finally:
-            told.removeFilter(_is_news)
+            told.removeFilter(_keep_record)
             parent.generation_config.update(**before)
 
     arguments = {"assistant_model": parent, **(_compiled() if compiled else {})}
@@ -194,7 +194,7 @@ def replayed(num_tokens: int) -> Method:
     return drafted(Variant("replayed", drafter, drafter.speculation_config))
 
 
-def on_cores(method: Method, count: int) -> Method:
+def with_threads(method: Method, count: int) -> Method:
     """Copy a method so that its calls use `count` CPU threads."""
 
     @contextmanager

@@ -225,7 +225,7 @@ def load(
         draft = AutoDrafter.from_pretrained(str(drafter), **placement)
     small = open_model(parent, **placement) if parent else None
     more = (
-        _family_prompts(small)
+        _load_ppd_drafters(small)
         if embedded
         else [AutoDrafter.from_pretrained(name, **placement) for name in others]
     )
@@ -246,11 +246,8 @@ def load_public(dtype: Dtype) -> Models:
     return models
 
 
-def _family_prompts(parent: PreTrainedModel) -> list[Drafter]:
-    """Load the embedded family's prompt-token drafters: the target's and the small model's.
-
-    Of the small model a copy is made.
-    """
+def _load_ppd_drafters(parent: PreTrainedModel) -> list[Drafter]:
+    """Load the embedded PPD drafters: the target's, and one on a copy of the small model."""
     with warnings.catch_warnings():
         # PEFT 0.21 still asks for it
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Sequence
 from sys import maxsize
 
-LONGEST = 32  # tokens of a match at most: beyond it matches are not told apart
+MAX_MATCH = 32  # tokens of a match at most: beyond it matches are not told apart
 PLACES = 128  # places that a lookup compares at most, the newest first: so its time has a bound
 END = -1  # between texts
 
@@ -49,7 +49,7 @@ class HashChains:
         if (bucket := self._bucket(self.last(self.run))) is not None:
             self.newest[bucket] = before
 
-    def longest(self, tail: Sequence[int], most: int = LONGEST) -> tuple[int, list[int]]:
+    def longest(self, tail: Sequence[int], most: int = MAX_MATCH) -> tuple[int, list[int]]:
         """Find where a text's end stood before: its longest match.
 
         Args:

@@ -17,7 +17,7 @@ from ..decoding.budget import Budget
 from ..decoding.trees import part
 from ..protocol import Draft, Prefix
 from ..protocol.config import MAX_TREE, TreeSize
-from .hash_chains import LONGEST, HashChains
+from .hash_chains import MAX_MATCH, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 # tokens that are copied at most: 10, twice as many as match, and in all
@@ -40,7 +40,7 @@ CLASSES = (
     4,
     8,
     16,
-    LONGEST,
+    MAX_MATCH,
 )
 
 
@@ -96,7 +96,7 @@ class PromptLookup:
 
     def __init__(
         self,
-        longest: int = LONGEST,
+        longest: int = MAX_MATCH,
         shortest: int = 1,
         memory: Any = None,
         vocab_size: int = maxsize,
@@ -270,7 +270,7 @@ class PromptLookup:
 
     def _copies(self, text: Text, room: int) -> list[Copied]:
         """Find the copies, no two of the same place."""
-        tail, found = text.chains.last(LONGEST), []
+        tail, found = text.chains.last(MAX_MATCH), []
         length, places = text.chains.longest(tail, self.longest)
         if length >= self.shortest:
             found.append(Copied(text.chains, places[0], text.chains.read(places[0], room), length))

@@ -61,7 +61,7 @@ class Memory:
         self._lock, self._adding = Lock(), Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the lock, for copies and pickles."""
+        """Return all but the locks, for copies and pickles."""
         with self._lock:
             return {
                 **vars(self),
@@ -128,7 +128,7 @@ class Memory:
         Those with the two most frequent first tokens are taken.
 
         Args:
-            tail: the text's last tokens; `LONGEST` are enough.
+            tail: the text's last tokens; `MAX_MATCH` are enough.
             room: how many tokens are wanted at most.
 
         Returns:

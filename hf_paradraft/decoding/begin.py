@@ -35,9 +35,9 @@ from .checks import (
     Asked,
     Refused,
     check_lengths,
-    give_time,
     left_padding,
     more_than_ids,
+    postpone_max_time,
 )
 from .drafts import DraftBuilder
 from .features import Features
@@ -48,7 +48,7 @@ from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its
 from .verify import Verifier, extend_to
 
 logger = logging.get_logger(__name__)
-LONGEST = 2**20  # new tokens of a text: what is kept by token is made at once
+MAX_NEW_TOKENS = 2**20  # of a text: tensors by token are allocated at once
 
 
 def begin_call(model: PreTrainedModel, *args: Any) -> Batch:
@@ -65,8 +65,10 @@ def begin_call(model: PreTrainedModel, *args: Any) -> Batch:
     """
     try:
         return _begin(model, *args)
+    except Refused:
+        raise
     except ValueError as error:  # nothing has been decoded yet
-        raise error if isinstance(error, Refused) else Refused(*error.args) from error
+        raise Refused(*error.args) from error
 
 
 def _begin(
@@ -83,13 +85,13 @@ def _begin(
     begun = perf_counter()
     rule, copies = terms.rule, terms.copies
     asked: Asked = getattr(generation_config, ASKED, Asked())
-    used = _with_own_length(drafter, asked.num_assistant_tokens)
+    used = _with_num_draft_tokens(drafter, asked.num_assistant_tokens)
     vocab_size = num_logits(model)
     if copies is not None:
         copies.begin(vocab_size)
     used.attach(model)
     config, (batch_size, begin) = used.speculation_config, input_ids.shape
-    ends, criteria = _ends(stopping_criteria, generation_config, begin, batch_size)
+    ends, criteria = _split_criteria(stopping_criteria, generation_config, begin, batch_size)
     if streamer is not None and not isinstance(streamer, RoundStreamer):
         ends.put = lambda token: streamer.put(torch.tensor([token], device="cpu"))
     room = torch.zeros(
@@ -127,7 +129,7 @@ def _begin(
     ]
     for sequence in sequences:  # what the cache held before has no features
         sequence.observed = max(0, held - sequence.padding)
-    _tell(
+    _warn_of_limits(
         model,
         used,
         config,
@@ -143,7 +145,7 @@ def _begin(
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
     drafting.check_texts(batch_size)
-    give_time(stopping_criteria, perf_counter() - begun)
+    postpone_max_time(stopping_criteria, perf_counter() - begun)
     call = Call(
         buffer=buffer,
         sequences=sequences,
@@ -181,7 +183,7 @@ def num_logits(model: PreTrainedModel) -> int:
     return len(weight) if ordinary and weight.is_floating_point() else config.vocab_size
 
 
-def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
+def _with_num_draft_tokens(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
     """Return the drafter, or a shallow copy of it with the call's own number of draft tokens.
 
     Raises:
@@ -194,18 +196,18 @@ def _with_own_length(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
     return used
 
 
-def _ends(
+def _split_criteria(
     stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
 ) -> tuple[Ends, StoppingCriteriaList]:
-    """Build the ends of each sequence, and list the criteria asked about the whole batch."""
+    """Split stopping criteria into the ends of each sequence, and those of the whole batch."""
     # An own length criterion replaces max_length, as in plain decoding, which too gives one token
     # at least.
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
     wanted = int(max(begin + 1, min(lengths, default=generation_config.max_length)))
-    if wanted > (limit := min(wanted, begin + LONGEST)):
+    if wanted > (limit := min(wanted, begin + MAX_NEW_TOKENS)):
         logger.warning_once(
-            f"A text may have {LONGEST} new tokens with a drafter; max_length={wanted} is taken "
-            "for that."
+            f"A text may have {MAX_NEW_TOKENS} new tokens with a drafter; max_length={wanted} is "
+            "taken for that."
         )
     tokens = {
         token
@@ -229,7 +231,7 @@ def _ends(
     )
 
 
-def _tell(
+def _warn_of_limits(
     model: PreTrainedModel,
     drafter: Drafter,
     config: SpeculationConfig,
@@ -237,7 +239,7 @@ def _tell(
     limit: int,
     lacks_features: bool,
 ) -> None:
-    """Warn, once, of what will be slower than it looks."""
+    """Warn once of positions, features or trees that the call will lack."""
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if context is not None and limit > context:
         logger.warning_once(
@@ -265,7 +267,7 @@ def _budget(
     row_counts: abc.Sequence[int] | None,
     batch_size: int,
 ) -> Budget:
-    """Look up the budget of so many sequences, rounded up to a power of two."""
+    """Look up the budget of a batch, whose size is rounded up to a power of two."""
     rule = terms.rule
     automatic = config.tree_size == "auto" and branches and rule.draws is None
     depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)

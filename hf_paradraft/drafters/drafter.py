@@ -127,9 +127,9 @@ class SavedDrafter(Drafter, ABC):
         drafter.paradraft = folder.provenance
         if saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)
-        return drafter.placed(**kwargs)
+        return drafter.configured(**kwargs)
 
-    def placed(
+    def configured(
         self: Any,
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
@@ -138,7 +138,7 @@ class SavedDrafter(Drafter, ABC):
         quantization_config: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Set its dtype, device, attention and options as a caller wants them, and return it.
+        """Set dtype, device, attention and options in place, and return the drafter.
 
         Args:
             dtype: of its weights; default, and `"auto"`: as they were saved.
@@ -188,7 +188,7 @@ class SavedDrafter(Drafter, ABC):
             quantise(self, quantization_config)
         return self
 
-    def remember(self, record: dict[str, Any]) -> None:
+    def record_training(self, record: dict[str, Any]) -> None:
         """Keep the record of the drafter's training.
 
         `write` puts it into `config.json`, as `{"paradraft": {"training": record}}`.

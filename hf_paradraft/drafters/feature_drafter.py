@@ -31,7 +31,7 @@ from .formats.files import (
 )
 from .formats.folder import DrafterFolder
 from .formats.layout import without
-from .formats.speculators import proposal
+from .formats.speculators import speculators_section
 from .formats.tensors import neighbours_to_halves, renamed
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair
@@ -199,7 +199,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         # what is trained here scales and caps as targets do
         if self.names and not plain and self.raw_target == bool(trained):
             self.paradraft = {**self.paradraft, "raw_target": self.raw_target}
-        config["speculators_config"] = proposal(
+        config["speculators_config"] = speculators_section(
             config["speculators_model_type"],
             self.speculation_config.num_draft_tokens,
             trained.get("target"),

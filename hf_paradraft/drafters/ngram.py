@@ -7,7 +7,7 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from ..copies import Memory
-from ..copies.hash_chains import LONGEST
+from ..copies.hash_chains import MAX_MATCH
 from ..copies.lookup import PromptLookup, with_copied
 from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
@@ -32,7 +32,7 @@ class NgramDrafter(Drafter):
 
     def __init__(
         self,
-        longest: int = LONGEST,
+        longest: int = MAX_MATCH,
         shortest: int = 1,
         speculation_config: SpeculationConfig | None = None,
         memory: Memory | None = None,

@@ -43,7 +43,7 @@ class CardFields:
 
 
 def _plain(values: Any) -> Any:
-    """Keep numbers and single words alone, and drop all other texts.
+    """Keep only numbers and single words, and drop all other texts.
 
     Texts of a foreign config could be anything in a card's Markdown.
     """

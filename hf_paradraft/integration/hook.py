@@ -27,7 +27,7 @@ from transformers.utils import logging
 from .. import protocol
 from ..admission import admit
 from ..decoding import loop
-from ..decoding.checks import ASKED, STATES, Asked, Refused, give_time, more_than_ids
+from ..decoding.checks import ASKED, STATES, Asked, Refused, more_than_ids, postpone_max_time
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
@@ -70,7 +70,7 @@ def install() -> bool:
         return False
     for name, wrap in zip(
         WRAPPED,
-        (_with_our_loop, _with_our_checks, _with_what_was_asked, _with_set_drafters),
+        (_wrap_assisted_decoding, _wrap_validate, _wrap_prepare_config, _wrap_generate),
         strict=True,
     ):
         wrapped = wrap(originals[name])
@@ -87,7 +87,7 @@ def is_drafter(assistant: Any) -> bool:
     return callable(getattr(assistant, "start_drafting", None))
 
 
-class _Set:
+class _SetDrafter:
     """The drafter that is set on a model, as the assistant of one call.
 
     A call that it cannot serve is decoded plainly.
@@ -102,7 +102,7 @@ def _drafter_of(target: PreTrainedModel, assistant: Any) -> protocol.Drafter | N
 
     It is the assistant itself, or that of a model with a PPD adapter.
     """
-    assistant = assistant.drafter if isinstance(assistant, _Set) else assistant
+    assistant = assistant.drafter if isinstance(assistant, _SetDrafter) else assistant
     if (drafter := PpdDrafter.adopt(target, assistant)) is not None:
         return drafter
     return assistant if is_drafter(assistant) else None
@@ -131,7 +131,7 @@ def _decode(
     begun = perf_counter()
     longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
     check_reads(model, several, more_than_ids(kwargs), longest, generation_config.max_length)
-    give_time(stopping_criteria or (), perf_counter() - begun)
+    postpone_max_time(stopping_criteria or (), perf_counter() - begun)
     decode = decoding_of(drafter, model)
     return decode(model, input_ids, *own, drafter, streamer, terms=terms, **kwargs)
 
@@ -141,7 +141,7 @@ def speculative_decoding(model, *args, drafter=None, **kwargs):
     return _decode(model, *args, drafter=_drafter_of(model, drafter) or drafter, **kwargs)
 
 
-def _with_our_loop(original):
+def _wrap_assisted_decoding(original):
     @wraps(original)
     def assisted_decoding(self, input_ids, *args, assistant_model=None, **kwargs):
         drafter = _drafter_of(self, assistant_model)
@@ -152,21 +152,23 @@ def _with_our_loop(original):
         try:
             made = _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
             # one field more is not expected
-            if isinstance(assistant_model, _Set) and isinstance(made, loop.SpeculativeOutput):
+            if isinstance(assistant_model, _SetDrafter) and isinstance(
+                made, loop.SpeculativeOutput
+            ):
                 return GenerateDecoderOnlyOutput(
                     **{name: value for name, value in made.items() if name != "speculation"}
                 )
             return made
         except (Refused, ChangedTransformers) as reason:
-            if not isinstance(assistant_model, _Set) or getattr(reason, "told", False):
+            if not isinstance(assistant_model, _SetDrafter) or getattr(reason, "told", False):
                 raise
-            _decode_plainly(drafter, reason)
+            _warn_undrafted(drafter, reason)
         return plain_decoding(self)(input_ids, *args, **kwargs)
 
     return assisted_decoding
 
 
-def _with_our_checks(original):
+def _wrap_validate(original):
     @wraps(original)
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
@@ -191,7 +193,7 @@ def _with_our_checks(original):
     return validate_generation_mode
 
 
-def _with_what_was_asked(original):
+def _wrap_prepare_config(original):
     @wraps(original)
     def prepare_generation_config(self, generation_config, **kwargs):
         # a pipeline's is prepared already, and has every default
@@ -207,7 +209,7 @@ def _with_what_was_asked(original):
     return prepare_generation_config
 
 
-def _decode_plainly(drafter: protocol.Drafter, reason: Exception) -> None:
+def _warn_undrafted(drafter: protocol.Drafter, reason: Exception) -> None:
     """Warn why a call is decoded without the set drafter, and clear the drafter's statistics."""
     drafter.last_stats = None
     logger.warning_once(
@@ -234,7 +236,7 @@ def _is_paged(given: dict[str, Any], *configs: Any) -> bool:
     return next((name for name in named if name), None) == "paged"
 
 
-def _with_set_drafters(original):
+def _wrap_generate(original):
     places = [*inspect.signature(original).parameters][1:]
 
     @wraps(original)
@@ -247,11 +249,11 @@ def _with_set_drafters(original):
         )
         if drafter is not None and not own and not _is_paged(given, config, self.generation_config):
             try:
-                return original(self, **{**given, "assistant_model": _Set(drafter)})
+                return original(self, **{**given, "assistant_model": _SetDrafter(drafter)})
             except Refused as reason:  # before anything was decoded or streamed
                 if reason.told:
                     raise
-                _decode_plainly(drafter, reason)
+                _warn_undrafted(drafter, reason)
         try:
             return original(self, *args, **kwargs)
         except Refused as reason:

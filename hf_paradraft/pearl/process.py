@@ -65,7 +65,7 @@ class ProcessDrafter(Drafter):
         self.served: PretrainedConfig | None = None
         self.process: BaseProcess | None = None
         self.finish: Any = lambda: None
-        self.apart = InProcess(self)
+        self.apart = RemoteDrafter(self)
 
     @property
     def config(self) -> Any:
@@ -182,8 +182,8 @@ class ProcessDrafter(Drafter):
         self.close()
 
 
-class InProcess(Drafter):
-    """The drafter over there, which an overlapped call asks.
+class RemoteDrafter(Drafter):
+    """The drafter in the other process, as an overlapped call asks it.
 
     Args:
         owner: of the process; not kept alive.

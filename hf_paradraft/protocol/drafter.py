@@ -97,7 +97,7 @@ class Drafting:
         )
 
     def check_texts(self, count: int) -> None:
-        """Refuse so many sequences in one call. Most take any number.
+        """Refuse a call of more sequences than the drafter serves. Most serve any number.
 
         Raises:
             ValueError: they are too many; the message says what to change.
@@ -190,7 +190,7 @@ class Drafter:
         """
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List the target's hidden states that `observe` is to bring."""
+        """List the features of the target that `observe` has to receive."""
         return ()
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:

@@ -21,7 +21,7 @@ def _shown(name: str) -> str:
     return escape(printable(name))
 
 
-def _cell(name: str) -> str:
+def _escape_cell(name: str) -> str:
     """Keep a name within a cell of Markdown."""
     return printable(name).replace("|", "/")
 
@@ -38,7 +38,7 @@ def groups(rows: Sequence[Record]) -> Iterator[tuple[str, list[Record]]]:
         yield f"batch {size}, {kind}", list(group)
 
 
-def _cells(row: Record) -> list[str]:
+def _format_figures(row: Record) -> list[str]:
     """Format a record's speed, speed-up, quartiles, τ and equality."""
     low, _, high = row["speedup_quartiles"]
     share = row["matches_reference"]
@@ -68,14 +68,14 @@ def table(rows: Sequence[Record], title: str) -> Group:
         for row in group:
             average.add_row(
                 _shown(row["method"]),
-                *_cells(row),
+                *_format_figures(row),
                 style="bold green" if row["speedup"] == best else None,
             )
         made += (
             [average, *_by_category(group, kind)] if len(group[0]["by_category"]) > 1 else [average]
         )
         if ours := [row for row in group if "time_split" in row]:
-            made.append(_inside(ours, kind))
+            made.append(_time_table(ours, kind))
     return Group(*made)
 
 
@@ -106,7 +106,8 @@ def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
         yield made
 
 
-def _inside(rows: Sequence[Record], kind: str) -> Table:
+def _time_table(rows: Sequence[Record], kind: str) -> Table:
+    """Make the table of time shares and of acceptance by position."""
     made = _table(
         f"inside a call, %, {kind}", ("draft", "verify", "engine", "accepted at 1", "2", "4", "8")
     )
@@ -135,7 +136,9 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
     parts = []
     for kind, group in grouped:
         categories = (
-            [*map(_cell, group[0]["by_category"])] if by_category else ["best category", "worst"]
+            [*map(_escape_cell, group[0]["by_category"])]
+            if by_category
+            else ["best category", "worst"]
         )
         lines = [
             "| method | tokens/s | speed-up | quartiles over prompts | τ | equal (fp32) | "
@@ -143,14 +146,14 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
             "|---|" + "---:|" * (5 + len(categories)),
         ]
         for row in group:
-            cells = _cells(row)
+            cells = _format_figures(row)
             cells[1] = f"**{cells[1]}**"
             speeds = row["by_category"]
             last = [f"{value:.2f}" for value in speeds.values()]
             if not by_category:
                 ends = max(speeds, key=speeds.get), min(speeds, key=speeds.get)
-                last = [f"{_cell(name)} {speeds[name]:.2f}" for name in ends]
-            lines.append(f"| {' | '.join([_cell(row['method']), *cells, *last])} |")
+                last = [f"{_escape_cell(name)} {speeds[name]:.2f}" for name in ends]
+            lines.append(f"| {' | '.join([_escape_cell(row['method']), *cells, *last])} |")
         heading = f"{kind[0].upper()}{kind[1:]}:\n\n" if len(grouped) > 1 else ""
         parts.append(heading + "\n".join(lines) + "\n")
     return "\n".join(parts)

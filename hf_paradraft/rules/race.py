@@ -158,8 +158,8 @@ class Race:
     ) -> list[float]:
         """Compute the chances of tokens given the noise of the target's draw.
 
-        With noise `E` a chance π becomes `exp(-E (1 - π) / π)`; where the noise is not known it
-        stays.
+        With noise `E` a chance π becomes `exp(-E (1 - π) / π)`; where the noise is unknown it is
+        returned as it is.
         """
         distances = distances or list(range(len(tokens)))
         noise = self.noise.log(self.index, self.length, range(1 + max(distances, default=-1)))

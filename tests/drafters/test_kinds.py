@@ -201,7 +201,7 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
 
     kind, target = bigram.model.BigramDrafter, tiny_model(dtype=torch.float32)
     made = kind.from_target(target)
-    made.remember({"steps": 3, "target": "user/target"})
+    made.record_training({"steps": 3, "target": "user/target"})
     made.speculation_config = hf_paradraft.SpeculationConfig(4, 6)
     made.save_pretrained(tmp_path / "drafter")
     drafter = hf_paradraft.AutoDrafter.from_pretrained(

@@ -54,7 +54,7 @@ def test_saved_in_the_layout_of_speculators(name, load, tmp_path):
         == drafter.speculation_config.num_draft_tokens
     )
     assert asked["verifier"]["name_or_path"] is None
-    again.remember({"target": "user/model"})
+    again.record_training({"target": "user/model"})
     again.save_pretrained(tmp_path)
     assert (
         read_json(tmp_path / "config.json")["speculators_config"]["verifier"]["name_or_path"]

@@ -48,7 +48,7 @@ def test_blocks_are_those_of_speculators(name, load):
         assert sorted(candidates[0].tolist()) == sorted(given[0].topk(6).indices.tolist())
     if drafter.kind == "xpress":
         known = ids[LENGTH - 1 : LENGTH - 1 + states.shape[1]]
-        bias = drafter.bias_behind(ids[LENGTH - 2 : LENGTH], whole, drafter.base_logits(states)[0])
+        bias = drafter.bias_after(ids[LENGTH - 2 : LENGTH], whole, drafter.base_logits(states)[0])
         memories, rows = [None], []
         for depth, token in enumerate(known):
             row, memories = bias(torch.tensor([depth]), token[None], memories)

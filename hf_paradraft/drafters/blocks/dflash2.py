@@ -179,8 +179,8 @@ class DFlash2Drafter(DFlashDrafter):
         )
         self.selector = CandidateSelector(config.vocab_size, self.hidden_size, config.selector_rank)
 
-    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `DFlashDrafter.bias_behind`: only each row's best tokens are guessed.
+    def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
+        """Implement `DFlashDrafter.bias_after`: only each row's best tokens are guessed.
 
         The best are those of the highest logits.
         """

@@ -78,7 +78,7 @@ class MarkovHead(nn.Module):
         keep = torch.sigmoid(keep)
         return self.after(torch.tanh(out)), keep * memory + (1 - keep) * torch.tanh(new)
 
-    def along(self, tokens: LongTensor, states: Tensor) -> Tensor:
+    def biases_of_known(self, tokens: LongTensor, states: Tensor) -> Tensor:
         """Compute the biases `(…, k, V')` where the tokens before, `(…, k)`, are all known."""
         if self.kind != "rnn":
             return self(tokens, states)[0]
@@ -186,8 +186,8 @@ class DSparkDrafter(DFlashDrafter):
         """
         return torch.sigmoid(self.confidence_logits(states, before).float()).tolist()
 
-    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
-        """Implement `DFlashDrafter.bias_behind`."""
+    def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
+        """Implement `DFlashDrafter.bias_after`."""
         if (markov := self.markov) is None:
             return None
         first, states = self.first_memory(text[-1], states), self.guesses(states)

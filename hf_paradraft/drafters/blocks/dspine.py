@@ -163,10 +163,10 @@ class DSpineDrafter(DFlashDrafter):
         """
         told = self.told(len(self.stack.layers) - 1, states[None], self.codes(text[-1:])[None])[0]
         logits = self.base_logits(self.guesses(self.stack.norm(told))[:room])
-        return GuessedLogits(torch.zeros_like(logits), bias=self.bias_behind(text, states, logits))
+        return GuessedLogits(torch.zeros_like(logits), bias=self.bias_after(text, states, logits))
 
-    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `DFlashDrafter.bias_behind`: the last messages again, from known tokens.
+    def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
+        """Implement `DFlashDrafter.bias_after`: the last messages again, from known tokens.
 
         They are computed once more from the tokens before themselves, instead of predicted codes.
         """

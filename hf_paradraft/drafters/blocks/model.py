@@ -251,8 +251,8 @@ class DFlashDrafter(FeatureDrafter):
         """Select the states of a block that guess, in their order: `(…, drafts, hidden)`."""
         return states[..., 1:, :] if self.config.fill_in else states
 
-    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
-        """Make what one row's block adds to its logits after known tokens; None: nothing.
+    def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
+        """Make the bias of a block's logits after known tokens; None: there is none.
 
         DFlash's blocks add nothing: kinds with a head that knows the token before do.
 
@@ -273,7 +273,7 @@ class DFlashDrafter(FeatureDrafter):
             room: K.
         """
         logits = self.base_logits(self.guesses(states)[:room])
-        bias = self.bias_behind(text.to(self.device), states, logits)
+        bias = self.bias_after(text.to(self.device), states, logits)
         return GuessedLogits(logits, self.vocabulary, bias)
 
     def base_logits(self, states: Tensor) -> Tensor:

@@ -68,9 +68,9 @@ def slots(
     guesses = {"logits": drafter.base_logits(hidden)}
     if isinstance(drafter, DSparkDrafter):
         if drafter.markov is not None:
-            guesses["logits"] = guesses["logits"] + drafter.markov.along(before, hidden).to(
-                guesses["logits"]
-            )
+            guesses["logits"] = guesses["logits"] + drafter.markov.biases_of_known(
+                before, hidden
+            ).to(guesses["logits"])
         if drafter.confidence is not None:
             guesses["confidence"] = drafter.confidence_logits(hidden, before)
     return guesses

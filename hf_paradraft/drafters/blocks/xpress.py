@@ -102,8 +102,8 @@ class XPressDrafter(DFlashDrafter):
         self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
 
     @torch.no_grad()
-    def bias_behind(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
-        """Implement `DFlashDrafter.bias_behind`: a node's memory is its block's `a` so far."""
+    def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
+        """Implement `DFlashDrafter.bias_after`: a node's memory is its block's `a` so far."""
         refiner, rows = self.refiner, self.refiner.rows(states)
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
         # the newest token's own row stands after the token before it

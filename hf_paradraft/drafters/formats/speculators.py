@@ -16,7 +16,7 @@ VERSION = "0.9.0"
 SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
-def layers_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Look up the part of a config that describes layers.
 
     Raises:
@@ -48,11 +48,13 @@ def _is(said: Said, kind: str) -> bool:
 
 
 def _causal(said: Said) -> tuple[str, ...]:
+    """List the kinds of layers whose rows see only those before them in a block."""
     both_ways = said("sliding_window_non_causal", default=_is(said, "dflash2"))
     return ("sliding_attention",) if "sliding_attention" in said.kinds and not both_ways else ()
 
 
 def _notes(said: Said) -> list[tuple[str, str]]:
+    """List what was assumed where the config is silent."""
     reading = "fill-in" if _fill_in(said) else "the newest token guesses too"
     return (
         [("anchor", f"not in the config: {reading}")] if said("sample_from_anchor") is None else []
@@ -67,7 +69,7 @@ def _is_speculators(config: Mapping[str, Any]) -> bool:
 
 
 def _raw_target(said: Said) -> bool:
-    """Tell whether the target's table is copied as it is, and nothing is capped.
+    """Tell whether the target's table and head are used without its scales and cap.
 
     That is so in all files but those that are made here.
     """
@@ -91,7 +93,7 @@ BLOCK_LAYOUT = Layout(
         "raw_target": _raw_target,
         "notes": _notes,
     },
-    described=layers_of,
+    described=layer_config,
 )
 INPUTS = "eagle_aux_hidden_state_layer_ids"
 EAGLE3_LAYOUT = Layout(
@@ -103,7 +105,7 @@ EAGLE3_LAYOUT = Layout(
         "raw_target": _raw_target,
         "notes": lambda said: [NO_LAYERS] if said(INPUTS) is None else [],
     },
-    described=layers_of,
+    described=layer_config,
 )
 
 
@@ -241,7 +243,9 @@ def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
     return layers.to_diff_dict() | {"model_type": layers.model_type}
 
 
-def proposal(algorithm: str, num_draft_tokens: int, target: str | None) -> dict[str, Any]:
+def speculators_section(
+    algorithm: str, num_draft_tokens: int, target: str | None
+) -> dict[str, Any]:
     """Make the part of a config that names the number of drafted tokens and the target.
 
     Engines ask for it.

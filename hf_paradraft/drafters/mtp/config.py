@@ -11,7 +11,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from ...outer_names import experts_of
 from ..formats.fields import proposed_tokens
 from ..formats.layout import DrafterConfig, check_described
-from ..formats.speculators import layers_of
+from ..formats.speculators import layer_config
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
@@ -60,7 +60,7 @@ def mtp_config(config: Mapping[str, Any]) -> MtpConfig:
     Raises:
         ValueError: it describes no layers, or several, or has a key that nothing obeys.
     """
-    described = layers_of(config)
+    described = layer_config(config)
     check_described(config, {"num_nextn_predict_layers", "draft_vocab_size"})
     if (count := config.get("num_nextn_predict_layers", 1)) != 1:
         raise ValueError(f"An MTP folder has one layer, and this one speaks of {count}.")

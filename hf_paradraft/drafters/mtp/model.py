@@ -260,7 +260,7 @@ class MtpDrafter(FeatureDrafter):
         checkpoint = Checkpoint(str(repo_or_dir), hub.get("revision"), hub.get("token"))
         if (drafter := cls._brought(checkpoint, config.get_text_config(decoder=True))) is None:
             raise ValueError(NOTHING.format(repo_or_dir))
-        return drafter.placed(
+        return drafter.configured(
             **{name: value for name, value in kwargs.items() if name not in ("revision", "token")}
         )
 

@@ -18,7 +18,7 @@ from ...training.target import check_context, config_of, open_model, open_tokeni
 from ..formats.folder import DrafterFolder
 from .config import PpdConfig, check_adapter
 from .drafting import MAX_RANKS
-from .rows import PromptCollator, check_takes_masks, guess_at
+from .rows import PromptCollator, check_takes_masks, forward_with_prompts
 
 LEAST_POINTS = 50
 
@@ -33,7 +33,7 @@ def rank_counts(
     gets there otherwise.
 
     Args:
-        guesses, teachers: logits `(T, m, V)`, from `guess_at`.
+        guesses, teachers: logits `(T, m, V)`, from `forward_with_prompts`.
         tokens: int64 `(T, m)`, of the text.
         begins: bool `(T,)`, whether the token directly after the point is the model's own.
         ranks: R.
@@ -80,7 +80,7 @@ def calibrate(
     order = sorted(range(len(samples)), key=lengths.__getitem__)
     for begin in tqdm(range(0, len(samples), batch_size), desc="calibrate", leave=False):
         batch = collator([samples[index] for index in order[begin : begin + batch_size]])
-        guessed = guess_at(
+        guessed = forward_with_prompts(
             base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device)
         )
         more = rank_counts(*guessed, ranks)

@@ -123,7 +123,7 @@ def check_takes_masks(model: PreTrainedModel) -> None:
         )
 
 
-def guess_at(
+def forward_with_prompts(
     forward: Callable, base: PreTrainedModel, config: PpdConfig, ids: LongTensor, points: LongTensor
 ) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
     """Insert an adapter's prompts after every point and run the model once.

@@ -21,7 +21,7 @@ from ...training.trainer import ResumableTrainer
 from .calibration import calibrate
 from .config import PpdConfig
 from .model import PpdDrafter
-from .rows import PromptCollator, check_takes_masks, guess_at
+from .rows import PromptCollator, check_takes_masks, forward_with_prompts
 
 logger = logging.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class PpdTrainer(ResumableTrainer):
         """Compute `Σ αⁱ KL(Pᵢ ‖ Qᵢ)`, a mean over points."""
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
-        guesses, teachers, _, _ = guess_at(
+        guesses, teachers, _, _ = forward_with_prompts(
             model, base, self.config, inputs["input_ids"], inputs["points"]
         )
         losses = divergence(guesses, teachers)

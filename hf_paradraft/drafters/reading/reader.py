@@ -68,8 +68,8 @@ class Reader(RaggedDrafting):
         super().__init__(model, width, width and max_length + width * (1 + self.width))
         self.last_position = last_position(model.stack)
 
-    def _start(self, starts: list[int]) -> None:
-        """Set up for rows that are read from these tokens on."""
+    def _reset(self, starts: list[int]) -> None:
+        """Make a new cache and masks, for rows that are read from these tokens on."""
         model, stack = self.model, self.model.stack
         self.nodes = Nodes()
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(starts), 0)
@@ -83,7 +83,7 @@ class Reader(RaggedDrafting):
         windows = attention_windows(stack) or {}
         self.masks = {"all": StackMasks(windows, offsets, stack.dtype, stack.device)}
         if self.follower is not None:
-            self.follower._start([start + 1 for start in starts])
+            self.follower._reset([start + 1 for start in starts])
 
     def observe(self, observations: list[Observation | None]) -> None:
         """Keep the features that the target's forward brought of each row, if they are read."""
@@ -93,7 +93,7 @@ class Reader(RaggedDrafting):
     def begin(self, begins: list[int]) -> None:
         """Implement `RaggedDrafting.begin`: a token is read with the features of the one before."""
         whole = self.model.shift == 0
-        self._start([0 if begin == 0 and whole else begin + 1 for begin in begins])
+        self._reset([0 if begin == 0 and whole else begin + 1 for begin in begins])
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; none after a row without features."""
@@ -122,19 +122,19 @@ class Reader(RaggedDrafting):
         if self.cache is None:
             if model.reads_features:
                 return [None] * len(prefixes)
-            self._start([0] * len(prefixes))
+            self._reset([0] * len(prefixes))
         texts = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         anew = 0 if model.reads_features else 1  # the newest token is read for its logits
         self._forget(
             [min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, texts, strict=True)]
         )
-        self._settle_nodes(texts)
+        self._drop_unused_nodes(texts)
         old_starts = [row.begin for row in self.rows]
         count, starts = newer_halves(texts, old_starts, count, prefixes, model.context)
         if count < 1:
             return [None] * len(texts)
         if starts != old_starts:
-            self._start(starts)
+            self._reset(starts)
         new = [ids[length:] for ids, length in zip(texts, self.lengths, strict=True)]
         for index, row in enumerate(self.rows):
             if not model.reads_features:
@@ -152,7 +152,7 @@ class Reader(RaggedDrafting):
             row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)
         ]
 
-    def _settle_nodes(self, texts: list[LongTensor]) -> None:
+    def _drop_unused_nodes(self, texts: list[LongTensor]) -> None:
         """Forget guessed tokens, but for those that became text.
 
         Those are kept if the model reads no features: else a guessed token's features were not its
@@ -178,7 +178,7 @@ class Reader(RaggedDrafting):
         if not self.model.reads_features and any(
             after < row.begin for after, row in zip(lengths, self.rows, strict=True)
         ):
-            return self._start([0] * len(lengths))
+            return self._reset([0] * len(lengths))
         dropped = [
             max(0, before - max(after, row.begin))
             for before, after, row in zip(self.lengths, lengths, self.rows, strict=True)
