@@ -65,7 +65,7 @@ def wheel(tmp_path, monkeypatch):
     """It is there, and unpacked."""
     (tmp_path / public_model.PACKED).touch()
     monkeypatch.setattr(public_model, "find_spec", lambda name: True)
-    monkeypatch.setattr(public_model, "checked", lambda file: True)
+    monkeypatch.setattr(public_model, "is_whole_wheel", lambda file: True)
     monkeypatch.setattr(public_model, "from_hub", lambda output: False)
     monkeypatch.setattr(
         public_model.AutoTokenizer, "from_pretrained", lambda *args, **kwargs: make_tokenizer()
