@@ -21,7 +21,6 @@ from .copies import copies_of
 from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
 from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused
-from .decoding.joining import leave_early
 from .decoding.latency import row_latency
 from .names import BaseStreamer, cache_argument, is_foreign, treats_rows_alike
 from .notes import of_pair
@@ -177,11 +176,7 @@ def admit(
     )
     in_step = InStep(logits_processor) if together and len(input_ids) > 1 else None
     return Terms(
-        rule,
-        copies_of(drafter, rule.draws is not None),
-        in_step,
-        partial(budget_of, model),
-        leave_early,
+        rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model)
     )
 
 

@@ -64,6 +64,10 @@ class Recent(deque[float]):
         super().__init__(values, maxlen)
         self.unseen = unseen
 
+    def __deepcopy__(self, memo: Any) -> "Recent":
+        """Copy at once, for another thread's call may add a value meanwhile."""
+        return Recent(tuple(self), self.maxlen, self.unseen)
+
     def __call__(self) -> float:
         """Return the median of the last values, or the initial value before any."""
         return float(median(self)) if self else self.unseen
@@ -96,7 +100,7 @@ class Budget:
         self.plain = Recent(unseen=1.0)
         self.step = Recent()  # seconds of one more level of a growing tree
         # tokens that such levels brought ÷ those that were expected
-        self.kept_promises = deque[float]([1.0], maxlen=33)
+        self.kept_promises = Recent([1.0], maxlen=33)
         # decayed, by depth from 1
         self.tried, self.accepted = numpy.zeros((2, depth + 1))
         self.expected, self.came_true = numpy.full((2, depth + 1), 2.0)  # likewise

@@ -1,6 +1,4 @@
-"""Sequences join a batch and leave it between two rounds (Orca, 2022, section 3.1); a call by
-itself needs nothing of this.
-"""
+"""Sequences join a batch and leave it between two rounds (Orca, 2022, section 3.1)."""
 
 from __future__ import annotations
 
@@ -13,6 +11,7 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicLayer
 
 from ..names import CACHE_NAMES
+from ..protocol import Drafting
 from .batch import Batch
 from .cache import RaggedCache
 from .call import Call
@@ -72,11 +71,23 @@ def leave(batch: Batch) -> list[Call]:
 
 
 def leave_early(batch: Batch) -> None:
-    """Let texts of the only call that have ended go before the others, where its cache ends too."""
-    [call] = batch.calls
+    """Let texts of the only call that have ended leave, where nothing else knows their rows."""
+    [call], verifier = batch.calls, batch.verifier
     whole = call.hands_back or call.finished or call.terms.in_step is not None
-    if not whole and batch.verifier.branches and batch.verifier.cache.num_slots is None:
+    if not whole and verifier.branches and _holds_ids_alone(verifier):
         leave(batch)
+
+
+def _holds_ids_alone(verifier: Verifier) -> bool:
+    """Tell whether rows may come and go: the cache grows, and no input but ids is by row."""
+    given = {name for name, value in verifier.model_kwargs.items() if holds_something(value)}
+    return verifier.cache.num_slots is None and given <= {
+        *CACHE_NAMES,
+        "attention_mask",
+        "position_ids",
+        "use_cache",
+        "logits_to_keep",
+    }
 
 
 def _count(batch: Batch) -> None:
@@ -96,15 +107,7 @@ def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
             raise ValueError(
                 f"{type(one.model).__name__} is served one call at a time, as it is loaded here."
             )
-        given = {name for name, value in one.model_kwargs.items() if holds_something(value)}
-        more = given - {
-            *CACHE_NAMES,
-            "attention_mask",
-            "position_ids",
-            "use_cache",
-            "logits_to_keep",
-        }
-        if one.reads_prompt or one.cache.num_slots is not None or more:
+        if one.reads_prompt or not _holds_ids_alone(one):
             raise ValueError(
                 "Sequences join others after their prompts, in dynamic caches, and with nothing "
                 "but ids: this call has to be served by itself."
@@ -135,12 +138,9 @@ def _leave_group(group: Group) -> None:
     if len(going_on) == len(group.sequences):
         return
     if going_on:
-        try:
-            group.drafting.select(going_on)
-        except NotImplementedError:  # it guesses for all of a call's sequences, or none
-            if over:
-                raise
-            return
+        if type(group.drafting).select is Drafting.select and not over:
+            return  # it guesses for all of a call's sequences
+        group.drafting.select(going_on)
         if group.builder.copies is not None:
             group.builder.copies.select(going_on)
     else:

@@ -198,7 +198,7 @@ def _convert_pard2(folder: Path, output: Path, engine: Engine) -> str:
 
     def save(made: Path) -> None:
         for file in {file for pattern in FILES for file in folder.glob(pattern)}:
-            shutil.copy2(file, made)
+            shutil.copyfile(file, made / file.name)
         if weights:
             tensors = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
             save_file(tensors, made / FILE)

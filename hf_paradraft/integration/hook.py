@@ -10,6 +10,7 @@ transformers has changed them, nothing is wrapped, and `custom_generate=` is the
 import inspect
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import wraps
 from time import perf_counter
 from typing import Any
@@ -28,6 +29,7 @@ from .. import protocol
 from ..admission import admit
 from ..decoding import loop
 from ..decoding.checks import ASKED, STATES, Asked, Refused, more_than_ids, postpone_max_time
+from ..decoding.joining import leave_early
 from ..drafters.ppd.model import PpdDrafter
 from ..names import (
     CACHE_NAMES,
@@ -130,7 +132,9 @@ def _decode(
     several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
     begun = perf_counter()
     longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
-    check_reads(model, several, more_than_ids(kwargs), longest, generation_config.max_length)
+    args = several, more_than_ids(kwargs), longest, generation_config.max_length
+    if not check_reads(model, *args):  # code of others may know rows by their places
+        terms = replace(terms, leave=leave_early)
     postpone_max_time(stopping_criteria or (), perf_counter() - begun)
     decode = decoding_of(drafter, model)
     return decode(model, input_ids, *own, drafter, streamer, terms=terms, **kwargs)

@@ -54,6 +54,7 @@ LOOKS = 64  # verdicts that are kept of a target
 logger = logging.get_logger(__name__)
 OURS = "hf_paradraft."  # hooks of calls in other threads
 CANNOT = "cannot decode a short text"
+DRAWS = "draws random numbers in its forwards (dropout in training mode?)"
 _count = itertools.count()
 
 
@@ -176,7 +177,7 @@ def check_reads(
     needs_more: bool = False,
     text: LongTensor | None = None,
     limit: int = 0,
-) -> None:
+) -> bool:
     """Refuse a target whose texts would be others with a drafter.
 
     It is looked at once as it is called now (`as_called`). With code of others it is looked at once
@@ -190,6 +191,9 @@ def check_reads(
         text: int64 `(n,)`, a prompt of the call, which a target with code of others is looked at
             with; default: any.
         limit: tokens of the whole text at most.
+
+    Returns:
+        Whether it has code of others.
 
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
@@ -208,7 +212,8 @@ def check_reads(
     called, others = as_called(model)
     text = _text_of(model, text, limit) if others and not needs_more else None
     how = several, model.dtype, attention_of(model), called, None if text is None else len(text)
-    if how not in faults:
+    fault = faults.get(how)
+    if fault is None:
         if any(hooks for hooks, *_ in called[2]):
             logger.warning_once(
                 "This target has hooks of others: they see a short text too, by which it is looked "
@@ -216,16 +221,18 @@ def check_reads(
             )
         fault = _fault(model, several, text)
         if fault is None:
-            return
+            return others
         if len(faults) >= LOOKS:  # hooks that each call registers anew
             faults.clear()
-        faults[how] = fault
-    if faults[how] and not (needs_more and faults[how].startswith(CANNOT)):
-        alone = ", or one prompt at a time" if "padded" in faults[how] else ""
+        if fault != DRAWS:  # which another thread may have done: the next call looks again
+            faults[how] = fault
+    if fault and not (needs_more and fault.startswith(CANNOT)):
+        alone = ", or one prompt at a time" if "padded" in fault else ""
         raise Refused(
-            f"{type(model).__name__} {faults[how]}, as it is loaded and called here: generate "
+            f"{type(model).__name__} {fault}, as it is loaded and called here: generate "
             f"without a drafter{alone}."
         )
+    return others
 
 
 def _text_of(model: PreTrainedModel, prompt: LongTensor | None, limit: int) -> LongTensor:
@@ -326,8 +333,8 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
             texts, plain = _decoded(twin, ids, mask, new)
             moved = generator is not None and not torch.equal(before, generator.get_state())
             decodes = True
-            if text is not None:  # code of others may begin to act after some forwards
-                _decoded(twin, ids, mask, new)
+            if text is not None:  # code of others may know rows, or act after some forwards
+                _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
             drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size, new)
             other, drafted = _decoded(
                 twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter
@@ -339,7 +346,7 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
             return None
         return misread if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
     if moved:
-        return "draws random numbers in its forwards (dropout in training mode?)"
+        return DRAWS
     if bool(plain.isnan().any()):  # acceptance says what is wrong with it
         return ""
     # after two tokens that differ texts are others
@@ -351,8 +358,11 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
     needed = max(float(typical), float(apart.nan_to_num().max()) / WORST)
     allowed = _rounding(model)
     if needed > allowed and text is None:
-        with _twin_of(model, device) as twin:
-            _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
+        try:
+            with _twin_of(model, device) as twin:
+                _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
+        except RuntimeError:  # so many rows are more than it serves
+            return misread
         noise = _distances(plain, again[: len(plain)]).masked_fill(~same, torch.nan).nanmedian()
         allowed = min(TIMES * float(noise.nan_to_num()), PACKED)
     return "" if needed <= allowed else misread

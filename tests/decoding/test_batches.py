@@ -6,10 +6,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
 from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, StoppingCriteria
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    StoppingCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from hf_paradraft import NgramDrafter, SpeculationConfig
+from hf_paradraft.decoding.verify import Verifier
 
 MIXED = Gemma3TextConfig(
     vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -72,7 +79,7 @@ def test_every_sequence_gets_what_it_gets_alone(name, prompts, new, depth, size,
 
 @pytest.mark.parametrize("keeps_cache", [False, True])
 @pytest.mark.parametrize("drafter", [PAIRS["llama"][1], NgramDrafter()])
-def test_texts_that_ended_leave_the_forward(drafter, keeps_cache):
+def test_texts_that_ended_leave_the_forward(drafter, keeps_cache, monkeypatch):
     """They stay where the caller sees the cache, which is plain decoding's."""
     target, _ = PAIRS["llama"]
     ids = torch.tensor(prompts_of([5] * 4))
@@ -85,17 +92,52 @@ def test_texts_that_ended_leave_the_forward(drafter, keeps_cache):
     }
     end = int(target.generate(ids, **options | {"return_dict_in_generate": False})[0, 9])
     plain = target.generate(ids, eos_token_id=end, **options)
-    rows = []
-    table = target.get_input_embeddings()
-    hook = table.register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    rows, verify = [], Verifier.verify
+
+    def counted(self, sequences, drafts):
+        rows.append(len(sequences))
+        return verify(self, sequences, drafts)
+
+    monkeypatch.setattr(Verifier, "verify", counted)
     drafted = target.generate(ids, eos_token_id=end, assistant_model=drafter, **options)
-    hook.remove()
     if keeps_cache:
         assert rows[-1] == 4
         plain, drafted = plain.sequences, drafted.sequences
     else:
         assert rows[-1] < 4
     assert torch.equal(plain, drafted)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_stay_where_code_of_others_knows_them(seed):
+    target = tiny_model("llama")
+    steering = torch.randn(5, 1, 32, generator=torch.Generator().manual_seed(seed)).double()
+    target.lm_head.register_forward_hook(
+        lambda _, inputs, output: output + steering[: len(output)] * (len(output) == 5)
+    )
+    ids = torch.tensor(prompts_of([5] * 5, seed))
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    plain = target.generate(ids, max_new_tokens=30, eos_token_id=None, **options)
+    options |= {"max_new_tokens": 30, "eos_token_id": int(plain[0, 12])}
+    plain = target.generate(ids, **options)
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=NgramDrafter()))
+
+
+def test_rows_stay_where_other_inputs_are_by_row():
+    config = GPT2Config(
+        vocab_size=32, n_embd=32, n_layer=2, n_head=4, n_positions=128, add_cross_attention=True,
+        initializer_range=0.3, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    target = GPT2LMHeadModel(config).eval().double()
+    ids = torch.tensor(prompts_of([5] * 4))
+    options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "pad_token_id": 0}
+    options["encoder_hidden_states"] = torch.randn(4, 6, 32).double()
+    plain = target.generate(ids, max_new_tokens=30, **options)
+    options |= {"max_new_tokens": 30, "eos_token_id": int(plain[0, 12])}
+    plain = target.generate(ids, **options)
+    assert (plain[0] == 0).any()
+    assert torch.equal(plain, target.generate(ids, **options, assistant_model=NgramDrafter()))
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, pytest.param(16, marks=pytest.mark.slow)])
