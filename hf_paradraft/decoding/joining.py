@@ -11,7 +11,6 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicLayer
 
 from ..names import CACHE_NAMES
-from ..protocol import Drafting
 from .batch import Batch
 from .cache import RaggedCache
 from .call import Call
@@ -138,9 +137,12 @@ def _leave_group(group: Group) -> None:
     if len(going_on) == len(group.sequences):
         return
     if going_on:
-        if type(group.drafting).select is Drafting.select and not over:
-            return  # it guesses for all of a call's sequences
-        group.drafting.select(going_on)
+        try:
+            group.drafting.select(going_on)
+        except NotImplementedError:  # it guesses for all of a call's sequences, or none
+            if over:
+                raise
+            return
         if group.builder.copies is not None:
             group.builder.copies.select(going_on)
     else:

@@ -1,6 +1,8 @@
 """Rows that a run writes one after the other, and goes on with after it was stopped."""
 
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any, Self
 
 from filelock import FileLock, Timeout
 
-from ..files import other_settings, read_json, rows_of, write_json
+from ..files import other_settings, read_json, rows_of, whole, write_json
 
 # after a journal's name: how its rows are made, and rows of a finished run that are overwritten
 RUN, FORMER = ".run", ".former"
@@ -43,9 +45,8 @@ class Journal:
                 "--overwrite to begin anew, or name another output."
             )
         else:
-            whole, _, _ = file.read_bytes().rpartition(b"\n")  # a killed run may leave half a line
-            with file.open("r+b") as opened:
-                opened.truncate(len(whole) + 1 if whole else 0)
+            rows, _, _ = file.read_bytes().rpartition(b"\n")  # a killed run may leave half a line
+            os.truncate(file, len(rows) + 1 if rows else 0)
 
     @classmethod
     @contextmanager
@@ -77,14 +78,42 @@ class Journal:
         return rows_of(self.file, "train")
 
     def add(self, row: dict[str, Any]) -> None:
-        """Append a row."""
-        with self.file.open("a", encoding="utf-8") as opened:
-            opened.write(as_line(row))
+        """Append a row, all of it or nothing."""
+        size = self.file.stat().st_size
+        try:
+            with self.file.open("ab") as opened:
+                opened.write(_as_line(row))
+        except BaseException:
+            os.truncate(self.file, size)
+            raise
+
+    def put_in_order(self, name: str) -> None:
+        """Sort the rows by the number that each has under a name, and leave that out.
+
+        A file whose rows have none is in order already. Rows are read one at a time.
+        """
+        places: list[tuple[int, int]] = []  # number and offset of each row
+        numbered = False
+        with self.file.open("rb") as lines:
+            while line := lines.readline():
+                row = json.loads(line)
+                numbered |= name in row
+                places.append((row.get(name, len(places)), lines.tell() - len(line)))
+            if not numbered:
+                return
+            file = self.file.resolve()  # a link stays one
+            with whole(file) as temporary, temporary.open("wb") as ordered:
+                shutil.copymode(file, temporary)
+                for _, offset in sorted(places):
+                    lines.seek(offset)
+                    row = json.loads(lines.readline())
+                    row.pop(name, None)
+                    ordered.write(_as_line(row))
 
 
-def as_line(row: dict[str, Any]) -> str:
+def _as_line(row: dict[str, Any]) -> bytes:
     """Write a row as a line of JSON."""
-    return json.dumps(row, ensure_ascii=False, default=str) + "\n"
+    return (json.dumps(row, ensure_ascii=False, default=str) + "\n").encode()
 
 
 def check_output_file(output: Path, *sources: str | Path | None) -> None:

@@ -175,6 +175,11 @@ def invent(
     tried = 0
     with Journal.open(output, settings, overwrite) as journal:
         rows = list(journal.rows())
+        if any(type(row.get("batch")) is not int or not row.get("messages") for row in rows):
+            raise ValueError(
+                f"{output} was changed by others: pass --overwrite to invent prompts anew, or name "
+                "another output."
+            )
         seen = {row["messages"][0]["content"] for row in rows}
         fruitful = rows[-1]["batch"] if rows else -1
         batch = max(0, fruitful)  # it may be half written: what is not there of it is added

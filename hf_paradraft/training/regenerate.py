@@ -11,9 +11,9 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from ..chat import RefusedTurns
-from ..files import rows_of, write_whole
+from ..files import rows_of
 from .answers import Server, Target
-from .journal import Journal, as_line, check_output_file
+from .journal import Journal, check_output_file
 from .prompts import WORDS, disjoint, prompts_of
 from .source import leave_out
 
@@ -117,6 +117,5 @@ def regenerate(
                 done.add(number)
                 bar.update(1)
         bar.close()
-        answers = {row.pop(NUMBER, place): row for place, row in enumerate(journal.rows())}
-        write_whole(output, "".join(as_line(answers[number]) for number in sorted(answers)))
-    return len(answers) - before
+        journal.put_in_order(NUMBER)
+    return len(done) - before

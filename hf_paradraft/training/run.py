@@ -118,8 +118,9 @@ class TrainingOptions(ABC):
     def __post_init__(self):
         # a folder is a Path, or a name like a Hub id, however it is given
         for item in fields(self):
-            if isinstance(value := getattr(self, item.name), str | Path):
-                setattr(self, item.name, (Path if "Path" in str(item.type) else str)(value))
+            value, wanted = getattr(self, item.name), Path if "Path" in str(item.type) else str
+            if isinstance(value, str | Path) and not isinstance(value, wanted):
+                setattr(self, item.name, wanted(value))
 
     @property
     @abstractmethod

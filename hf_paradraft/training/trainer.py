@@ -81,7 +81,8 @@ class ResumableTrainer(Trainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # else it is resumed, and has made all its steps
         if self.state.global_step < self.state.max_steps:
-            self.data_collator.epoch = int(self.state.epoch or 0)
+            if isinstance(self.data_collator, ChoosingCollator):
+                self.data_collator.epoch = int(self.state.epoch or 0)
             super()._run_epoch(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset=None) -> LengthGroups:

@@ -80,6 +80,24 @@ def test_finished_answers_are_not_generated_again(temperature, prompts, tmp_path
     assert output.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
+def test_a_link_to_the_answers_stays_one(prompts, tmp_path):
+    regenerate(tiny_model(), make_tokenizer(), prompts, tmp_path / "whole.jsonl", **OPTIONS)
+    output, disk = tmp_path / "parts.jsonl", tmp_path / "disk.jsonl"
+    target, _ = dying_after(2)
+    with pytest.raises(Killed):
+        regenerate(target, make_tokenizer(), prompts, output, **OPTIONS)
+    output.rename(disk)
+    disk.chmod(0o600)
+    output.symlink_to(disk)
+    regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
+    assert output.is_symlink()
+    assert disk.stat().st_mode & 0o777 == 0o600
+    assert disk.read_text() == (tmp_path / "whole.jsonl").read_text()
+    before = disk.stat()
+    regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
+    assert disk.stat().st_ino == before.st_ino
+
+
 def test_greedy_answers_go_on_in_other_batches(prompts, tmp_path):
     output = tmp_path / "parts.jsonl"
     target, _ = dying_after(2)

@@ -170,6 +170,11 @@ class Gemma4Drafter(KeyValueDrafter):
         ]
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The assistant, as transformers loads it."""
+        return self.network
+
+    @property
     def device(self) -> torch.device:
         """The device of its weights."""
         return self.network.device

@@ -42,9 +42,10 @@ class ContextDrafting(RaggedDrafting):
 
         Other rows get no guess.
         """
-        if self.cache is None:
+        if self.cache is not None:
+            self.inject()
+        if self.cache is None or not self.cache.end:
             return [no_guess(prefix) for prefix in prefixes]
-        self.inject()
         newest = torch.stack([prefix.ids[0, -1] for prefix in prefixes])
         guesses = self.guesses(newest, prefixes)
         return [

@@ -194,13 +194,13 @@ class UnoDrafter(KeyValueDrafter):
                 f"{type(target).__name__} shares keys and values between layers, which a "
                 f"{self.title} cannot read."
             )
+        super().attach(target)
         network = pair(self, target).network
         # Who moves a target puts other tensors in the place of its buffers, and who resizes it in
         # that of its embedding.
         if network is None or not _tensors(target) <= _tensors(network):
             network = with_adapter(target, self.config, self.tensors)
             pair(self, target, network=network, shapes=_shapes(network))
-        super().attach(target)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
         """Make the attention masks of rows whose first cache slots hold these positions."""
