@@ -18,7 +18,7 @@ from ..drafters.formats.folder import DrafterFolder
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.pard2 import FILE, PICKLE
 from ..files import FILES, local_folder
-from ..training.output import replace_model
+from ..training.output import NEW, replace_model
 from ..training.target import config_of, is_packed, open_model, open_tokenizer, refuse_packed
 
 # vLLM takes a drafter for another kind if one of these is in its path.
@@ -56,7 +56,9 @@ def export(
         ValueError: what the engine would not take; nothing has been written then.
         OSError: nothing loadable in `source`.
     """
-    if output.exists() or output.is_symlink():
+    # an export that was killed leaves its beginnings alone
+    begun = output.is_dir() and [file.name for file in output.iterdir()] == [NEW]
+    if output.is_symlink() or (output.exists() and not begun):
         raise ValueError(f"{output} exists: give a new folder.")
     if pad and target is None:
         raise ValueError("--pad widens a drafter's vocabulary to its target's: pass --target too.")

@@ -36,7 +36,7 @@ BOUNDS = {
 }
 
 
-def option(help: str, default: Any = MISSING, read: bool = False, **bounds: float) -> Any:
+def option(help: str, default: Any = MISSING, *, read: bool = False, **bounds: float) -> Any:
     """Make the dataclass field of an option of a run: its help text, default and range.
 
     Args:

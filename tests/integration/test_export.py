@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.integration.export import Engine, export
+from hf_paradraft.training.output import NEW
 
 
 @pytest.fixture
@@ -131,7 +132,9 @@ def test_an_export_that_fails_leaves_no_folder(source, tmp_path, monkeypatch):
         with pytest.raises(OSError, match="no space left"):
             export(source, tmp_path / "out", Engine.vllm)
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out" / NEW).mkdir(parents=True)  # of an export that was killed
     export(source, tmp_path / "out", Engine.vllm)
+    assert not (tmp_path / "out" / NEW).exists()
 
 
 def assert_vllm_says_what_the_target_says(**speculation):
