@@ -14,7 +14,7 @@ outputs stay what they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from statistics import fmean
@@ -91,7 +91,7 @@ class DrafterThread:
     """The drafter's thread, which does one job at a time during a verification.
 
     A job begins with a verification, and is waited for after it. Settings that belong to one thread
-    alone are made in it: no gradients, inference mode, autocast, the caller's stream on a GPU, and
+    alone are made in it: no gradients, inference mode, autocast, a stream of its own on a GPU, and
     half of the CPU threads where both sides share the cores.
 
     Args:
@@ -109,7 +109,7 @@ class DrafterThread:
         )
         self.threads = torch.get_num_threads()
         on_gpu = drafter_device is not None and drafter_device.type == "cuda"
-        self.stream = torch.cuda.current_stream(drafter_device) if on_gpu else None
+        self.stream = torch.cuda.Stream(drafter_device) if on_gpu else None
         self.begun = self.ended = 0.0
 
     def _work(self, job: Callable[[], Any]) -> Any:
@@ -122,7 +122,10 @@ class DrafterThread:
         ):
             self.begun = perf_counter()
             try:
-                return job()
+                done = job()
+                if self.stream is not None:
+                    self.stream.synchronize()
+                return done
             finally:
                 self.ended = perf_counter()
 
@@ -132,6 +135,8 @@ class DrafterThread:
 
         After the block the job is over, whatever happens on either side.
         """
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         future = self.executor.submit(self._work, job)
         if self.shares and self.threads > 1:
             torch.set_num_threads(max(1, self.threads // 2))
@@ -139,7 +144,8 @@ class DrafterThread:
             yield future
         finally:
             try:
-                wait([future])
+                if future.exception() is None and self.stream is not None:  # waits
+                    torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
             finally:  # also where the wait is interrupted
                 if self.shares:
                     torch.set_num_threads(self.threads)

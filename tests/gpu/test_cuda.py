@@ -267,7 +267,7 @@ def test_drafters_that_read_the_target(name, size, compile, tmp_path):
 @pytest.mark.parametrize("place", ["cuda", "cpu", "cuda:1"])
 @pytest.mark.parametrize("kind", ["pard", "autoregressive"])
 def test_overlap(kind, place):
-    """Two threads of one GPU, a GPU and the CPU, two GPUs."""
+    """Two streams of one GPU, a GPU and the CPU, two GPUs."""
     if place == "cuda:1" and torch.cuda.device_count() < 2:
         pytest.skip("one CUDA device only")
     target = tiny_model().cuda()
