@@ -72,8 +72,9 @@ def leave(batch: Batch) -> list[Call]:
 def leave_early(batch: Batch) -> None:
     """Let texts of the only call that have ended leave, where nothing else knows their rows."""
     [call], verifier = batch.calls, batch.verifier
-    whole = call.hands_back or call.finished or call.terms.in_step is not None
-    if not whole and verifier.branches and _holds_ids_alone(verifier):
+    ended = any(sequence.finished for sequence in batch.sequences) and not call.finished
+    whole = call.hands_back or call.terms.in_step is not None
+    if ended and not whole and verifier.branches and _holds_ids_alone(verifier):
         leave(batch)
 
 

@@ -120,7 +120,10 @@ class Drafting:
         return False
 
     def select(self, rows: list[int]) -> None:
-        """Go on with some of the sequences, in this order."""
+        """Go on with some of the sequences, in this order: texts that have ended leave.
+
+        Without it a drafter is asked about all sequences of a call until the last has ended.
+        """
         raise NotImplementedError(
             f"{type(self).__name__} has join(other), and no select(rows), which lets sequences go."
         )

@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.training.data import encode_rows
+from hf_paradraft.training.journal import Journal
 from hf_paradraft.training.prompts import prompts_of
 from hf_paradraft.training.source import load_rows
 
@@ -164,3 +165,20 @@ def test_a_text_is_cut_between_characters(size, tmp_path):
         tmp_path / "rows.jsonl", size, AutoTokenizer.from_pretrained(FAMILY / "target")
     )
     assert text.startswith(row["text"]) or size < 3  # of which one character is made
+
+
+def test_a_row_that_cannot_be_written_leaves_none_of_itself(tmp_path, monkeypatch):
+    output = tmp_path / "answers.jsonl"
+    with Journal.open(output, {}) as journal:
+        journal.add({"index": 0})
+        before = output.read_bytes()
+
+        def half(row):
+            with output.open("ab") as opened:
+                opened.write(b'{"ind')
+            raise OSError("no space left")
+
+        monkeypatch.setattr("hf_paradraft.training.journal._as_line", half)
+        with pytest.raises(OSError, match="no space left"):
+            journal.add({"index": 1})
+        assert output.read_bytes() == before
