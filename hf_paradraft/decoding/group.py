@@ -58,13 +58,13 @@ class Group:
 
     def may_draft(self, verifier: Verifier) -> bool:
         """Tell whether the next round can verify a draft. Features come with the first forward."""
-        return verifier.may_draft and all(
-            call.drafts_first and not self.features.keys for call in self.calls if call.first
+        return verifier.may_draft and not (
+            verifier.reads_prompt and (self.features.keys or not self.calls[0].drafts_first)
         )
 
     def draft(self, verifier: Verifier) -> None:
         """Give each sequence a draft; in a plain round, or where none has room, an empty one."""
-        first = any(call.first for call in self.calls)
+        first = verifier.reads_prompt
         rests = self.builder.may_rest and not first and self.budget.rest()
         config = self.builder.config
         depth = config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
@@ -140,9 +140,9 @@ class Group:
             *range(prefix_rows),
             *(prefix_rows + node for node in accepted.path[: accepted.num_read]),
         ]
-        return self._show(sequence, tokens, accepted.begin - prefix_rows, read, prompts)
+        return self.show(sequence, tokens, accepted.begin - prefix_rows, read, prompts)
 
-    def _show(
+    def show(
         self,
         sequence: Sequence,
         tokens: LongTensor,
@@ -179,7 +179,7 @@ class Group:
         self.features.collect()
         begin, read = verifier.begin - verifier.unread - piece, list(range(piece))
         self.drafting.observe(
-            [self._show(sequence, sequence.ids[0, :0], begin, read) for sequence in self.sequences]
+            [self.show(sequence, sequence.ids[0, :0], begin, read) for sequence in self.sequences]
         )
         return True
 

@@ -27,15 +27,51 @@ def join(batch: Batch, other: Batch) -> None:
         ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is
             not read yet).
     """
-    _join_verifiers(batch.verifier, other.verifier)
-    batch.calls += other.calls
-    batch.sequences += other.sequences
-    for joining in other.groups:
-        if not any(_join_groups(group, joining) for group in batch.groups):
-            batch.groups.append(joining)
-    for call in batch.calls:
-        call.verifier = batch.verifier
+    _join_sequences(batch, other)
+    for group in other.groups:
+        _add_group(batch, group)
     _count(batch)
+
+
+def read_together(batches: list[Batch]) -> Batch:
+    """Join batches that have not read their prompts, and read these in one forward.
+
+    Each prompt's last token is left to the next round.
+
+    Raises:
+        ValueError: one of them cannot be joined, as in `join`.
+    """
+    for batch in batches:
+        batch.verifier.reads_prompt = False
+    groups = [group for batch in batches for group in batch.groups]
+    [batch, *others] = batches
+    for other in others:
+        _join_sequences(batch, other)
+    _count(batch)
+    verifier, sequences = batch.verifier, batch.sequences
+    begins, verifier.ended = list(verifier.cache.lengths), [False] * len(sequences)
+    counts = [
+        sequence.length - 1 - begin for sequence, begin in zip(sequences, begins, strict=True)
+    ]
+    if any(counts):
+        verifier.read_on([sequence.ids[0] for sequence in sequences], counts)
+    batch.groups = []
+    for group in groups:  # drafters join that have begun
+        group.features.collect()
+        group.drafting.observe(
+            [
+                group.show(
+                    sequence,
+                    sequence.ids[0, :0],
+                    begins[sequence.place],
+                    list(range(counts[sequence.place])),
+                )
+                for sequence in group.sequences
+            ]
+        )
+        _add_group(batch, group)
+    _count(batch)
+    return batch
 
 
 def leave(batch: Batch) -> list[Call]:
@@ -114,6 +150,21 @@ def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
             )
     join_caches(verifier.cache, other.cache)
     join_masks(verifier.attention, other.attention)
+
+
+def _join_sequences(batch: Batch, other: Batch) -> None:
+    """Let another batch's sequences and calls stand after a batch's own."""
+    _join_verifiers(batch.verifier, other.verifier)
+    batch.calls += other.calls
+    batch.sequences += other.sequences
+    for call in batch.calls:
+        call.verifier = batch.verifier
+
+
+def _add_group(batch: Batch, joining: Group) -> None:
+    """Add a group to a batch: to one of its groups, if the drafter can serve both together."""
+    if not any(_join_groups(group, joining) for group in batch.groups):
+        batch.groups.append(joining)
 
 
 def _join_groups(group: Group, other: Group) -> bool:

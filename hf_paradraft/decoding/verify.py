@@ -209,8 +209,8 @@ class Verifier:
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
         # plain decoding goes on with the newest token alone
         if self.states is not None and not any(map(len, drafts)):
-            self._read(
-                torch.cat([sequence.ids for sequence in sequences]),
+            self.read_on(
+                [sequence.ids[0] for sequence in sequences],
                 [count - 1 for count in self._unread()],
             )
         counts = [1] * len(sequences) if self.states is None else self._unread()
@@ -228,10 +228,10 @@ class Verifier:
         rows = torch.arange(len(counts), device=logits.device)[:, None]
         return logits[rows, (last + wanted).clamp(max=logits.shape[1] - 1)]
 
-    def _run(self, prefixes: list[LongTensor], drafts: list[Draft]) -> Tensor:
+    def _run(self, prefixes: list[LongTensor], drafts: list[Draft], **more: Tensor) -> Tensor:
         """Run the target over each sequence's end of its prefix, its draft, and padding.
 
-        Ends are int64 `(u,)`, of `u` tokens each.
+        Ends are int64 `(u,)`, of `u` tokens each. `more` are further inputs.
 
         Returns:
             The target's logits.
@@ -276,6 +276,7 @@ class Verifier:
         if any(draft.prompt_rows is not None for draft in drafts):
             inputs = {"input_ids": None, "inputs_embeds": self._embed(ids, counts, drafts)}
         inputs |= {"attention_mask": mask, "position_ids": positions, "return_dict": True}
+        inputs |= more
         with grouped_heads(size):
             outputs = self.forward(**{**self.extra, **inputs})
         self.written, self.prefix_rows = size, counts
@@ -322,8 +323,8 @@ class Verifier:
         self.cache.keep(entries, self.written)
         self.written = 0
 
-    def _read(self, texts: LongTensor, counts: list[int]) -> None:
-        """Read the given number of further tokens of each text `(B, n)`.
+    def read_on(self, texts: list[LongTensor], counts: list[int]) -> None:
+        """Read the given number of further tokens of each text `(n,)`, in one forward.
 
         Over recurrent states, texts that lack equally many are read at a time.
         """
@@ -334,7 +335,11 @@ class Verifier:
             runs = [[count * (lacks == count) for lacks in counts] for count in different]
         for wanted in runs:
             triples = zip(texts, self.cache.lengths, wanted, strict=True)
-            self._run([text[length : length + some] for text, length, some in triples], nothing)
+            new = [text[length : length + some] for text, length, some in triples]
+            last = torch.tensor([max(wanted) - 1], device=texts[0].device)
+            # nothing follows from their logits
+            few = {"logits_to_keep": last} if "logits_to_keep" in self.model_kwargs else {}
+            self._run(new, nothing, **few)
             self._keep([[*range(some)] for some in wanted])
 
     def finish(self, ids: LongTensor) -> None:
@@ -355,5 +360,5 @@ class Verifier:
             if self.attention is None:
                 self.read(ids, missing[0])
             else:
-                self._read(ids, missing)
+                self.read_on(list(ids), missing)
         stop_recording(self.cache.cache)

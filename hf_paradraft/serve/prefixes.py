@@ -37,21 +37,22 @@ class Text:
     drafting: Drafting | None
     nbytes: int
 
-    def common(self, ids: numpy.ndarray) -> int:
-        """Count the first tokens that another text has too."""
-        size = min(len(ids), len(self.ids))
-        return int((self.ids[:size] == ids[:size]).cumprod().sum())
-
     def known(self, ids: numpy.ndarray) -> int:
         """Count the first tokens of a prompt that need not be read again.
 
         They are never all of it. Of keys and values, the last common token is read again; of
         states, all are known or none.
         """
-        common, [read] = self.common(ids), self.cache.lengths
+        common, [read] = num_common(self.ids, ids), self.cache.lengths
         if isinstance(self.cache, RaggedCache):
             return min(read, common - 1)
         return read if read <= common and read < len(ids) else 0
+
+
+def num_common(ids: numpy.ndarray, others: numpy.ndarray) -> int:
+    """Count the first tokens that two texts have in common."""
+    size = min(len(ids), len(others))
+    return int((ids[:size] == others[:size]).cumprod().sum())
 
 
 def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
@@ -86,12 +87,19 @@ class PrefixCache:
             return None
         self.texts.remove(best)
         self.texts.append(best)
-        forks = drafts and best.drafting is not None and read < best.common(ids)
+        forks = drafts and best.drafting is not None and read < num_common(best.ids, ids)
         return Known(
             _copy(best.cache, 0, read).cache.layers,
             read,
             best.drafting.fork(0, read) if forks else None,
         )
+
+    def would_help(self, prompt: list[int], others: list[list[int]]) -> bool:
+        """Tell whether most of what is to be read of a prompt would be known after another one."""
+        ids = numpy.array(prompt)
+        known = max((text.known(ids) for text in self.texts), default=0)
+        shared = max((num_common(ids, numpy.array(other)) for other in others), default=0)
+        return self.limit > 0 and shared - known > (len(ids) - known) // 2
 
     def keep(self, batch: Batch, number: int) -> None:
         """Keep one of a batch's sequences as it is now, in the place of its own beginnings."""
@@ -103,7 +111,7 @@ class PrefixCache:
         stays = [
             text
             for text in self.texts
-            if text.common(ids) < len(text.ids) + (not ragged and len(text.ids) < len(ids))
+            if num_common(text.ids, ids) < len(text.ids) + (not ragged and len(text.ids) < len(ids))
         ]
         group = next(group for group in batch.groups if sequence.call in group.calls)
         row = next(row for row, one in enumerate(group.sequences) if one is sequence)
@@ -111,9 +119,10 @@ class PrefixCache:
         nbytes = bytes_of(cache.cache) + (0 if drafting is None else drafting.nbytes)
         if nbytes > self.limit:
             return
-        self.texts = [*stays, Text(ids, cache, drafting, nbytes)]
-        while sum(text.nbytes for text in self.texts) > self.limit:
-            self.texts.pop(0)
+        texts = [*stays, Text(ids, cache, drafting, nbytes)]
+        while sum(text.nbytes for text in texts) > self.limit:
+            texts.pop(0)
+        self.texts = texts
 
 
 def _copy(cache: RaggedCache | CroppedCache, row: int, length: int) -> RaggedCache | CroppedCache:

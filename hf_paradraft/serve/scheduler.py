@@ -21,6 +21,7 @@ from ..continuous import NoDrafter, begin, can_join, leave, together
 from ..copies import Memory
 from ..decoding.batch import Batch
 from ..decoding.call import Call
+from ..decoding.joining import read_together
 from ..decoding.loop import step
 from ..drafters.ngram import NgramDrafter
 from ..names import decodes
@@ -131,8 +132,10 @@ class Scheduler:
         self.places = max_batch_size if can_join(target, drafter) else 1
         in_pieces = reads_in_pieces(target, drafter)
         self.piece = PIECE if in_pieces else maxsize
+        self.shared = PIECE if in_pieces else 0  # rows of prompts that are read in one forward
         self.prefixes = PrefixCache(prefix_bytes * in_pieces)
         self.entering = list[Job]()  # they wait, or their prompts are read, piece after piece
+        self.ready = list[Job]()  # their last pieces are read next, together
         self.running = list[Job]()
         self.num_read = 0  # tokens of prompts so far
         self.batch: Batch | None = None
@@ -154,7 +157,8 @@ class Scheduler:
         with self.changed:
             if self.stopping:
                 raise Stopped(STOPPED)
-            if len(self.entering) + len(self.running) >= self.places + self.max_queue:
+            jobs = *self.entering, *self.ready, *self.running
+            if len(jobs) >= self.places + self.max_queue:
                 raise QueueFull(
                     f"{self.max_queue} requests are waiting already: try again in a moment."
                 )
@@ -209,25 +213,23 @@ class Scheduler:
     def _read(self) -> None:
         """Read pieces of new requests' prompts, for a while.
 
-        After its last piece each request joins the batch.
+        After its last piece each request joins the batch. Short last pieces are read together.
         """
         begun = monotonic()
-        while (job := self._next()) is not None:
+        while (job := self._next()) is not None and monotonic() - begun <= SHARE:
             try:
-                if job.batch is None:
-                    self._open(job)
-                rest = job.rest
-                goes_on = job.batch.read_piece()
-                self.num_read += rest - (job.rest if goes_on else 0)
-                if not goes_on:
-                    self._join(job)
+                goes_on = self._read_piece(job)
             except Exception as error:  # the others go on
-                self._fail([job], error)
-            if job.batch is None:  # it has joined, or failed
                 self.entering.remove(job)
-            self._leave()
-            if monotonic() - begun > SHARE:
-                return
+                self._fail([job], error)
+                continue
+            if not goes_on:
+                self.entering.remove(job)
+                longest = max(one.rest for one in (*self.ready, job))
+                if (len(self.ready) + 1) * longest > self.shared:
+                    self._join()
+                self.ready.append(job)
+        self._join()
 
     def _next(self) -> Job | None:
         """Pick the request whose prompt is read next: the one with the least left to read.
@@ -238,19 +240,45 @@ class Scheduler:
         entering, begun = list(self.entering), sum(job.batch is not None for job in self.entering)
         those = [job for job in entering if begun < self.places or job.batch is not None]
         return min(
-            those if len(self.running) < self.places else [],
+            those if len(self.running) + len(self.ready) < self.places else [],
             key=lambda job: job.since + job.rest,
             default=None,
         )
 
-    def _join(self, job: Job) -> None:
-        """Let a request whose prompt is read but for the last piece join the others."""
-        step(job.batch)
-        self._keep(job)
-        self._tell(job)
-        self.batch = together(self.batch, job.batch) if self.places > 1 else job.batch
-        job.batch = None
-        self.running.append(job)
+    def _read_piece(self, job: Job) -> bool:
+        """Read a piece of a request's prompt, and tell whether it was not the last one."""
+        if job.batch is None:
+            if self.prefixes.would_help(job.ids, [one.ids for one in self.ready]):
+                self._join()
+            self._open(job)
+        rest = job.rest
+        goes_on = job.batch.read_piece()
+        self.num_read += rest - (job.rest if goes_on else 0)
+        return goes_on
+
+    def _join(self) -> None:
+        """Let requests whose prompts are read but for their last pieces join the others."""
+        jobs, self.ready = self.ready, []
+        if not jobs:
+            return
+        try:
+            if len(jobs) == 1:
+                batch = jobs[0].batch
+                step(batch)
+            else:
+                batch = read_together([job.batch for job in jobs])
+            for job in jobs:
+                job.batch = batch
+                self._keep(job)
+                self._tell(job)
+            self.batch = together(self.batch, batch) if self.places > 1 else batch
+        except Exception as error:  # the others go on
+            self._fail(jobs, error)
+            return
+        for job in jobs:
+            job.batch = None
+        self.running += jobs
+        self._leave()
 
     def _keep(self, job: Job) -> None:
         """Keep the read beginning of a request's text for later requests.

@@ -24,7 +24,7 @@ from hf_paradraft import (
 )
 from hf_paradraft.continuous import begin, together
 from hf_paradraft.decoding.group import Group
-from hf_paradraft.decoding.joining import leave
+from hf_paradraft.decoding.joining import leave, read_together
 from hf_paradraft.decoding.loop import step
 from hf_paradraft.serve.prefixes import PrefixCache
 
@@ -162,20 +162,31 @@ def test_joined_calls_are_guessed_for_as_alone(name, size, load, monkeypatch):
 
 @torch.no_grad()
 def written(target, drafter):
-    """What three places write behind the prompts, the next of which joins where one is free."""
+    """What four places write behind the prompts. The first two prompts are read in one forward, and
+    so are later ones where two places are free.
+    """
     batch, calls = None, []
     while len(calls) < len(PROMPTS) or batch.sequences:
-        if len(calls) < len(PROMPTS) and (batch is None or len(batch.sequences) < 3):
-            ids = torch.tensor([PROMPTS[len(calls)]])
-            options = {
-                "max_new_tokens": NEW[len(calls)],
-                "eos_token_id": None,
-                "pad_token_id": 0,
-                "do_sample": False,
-            }
-            joining = begin(target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
-            calls += joining.calls
-            step(joining)
+        free = min(2, len(PROMPTS) - len(calls), 4 - (0 if batch is None else len(batch.sequences)))
+        if free:
+            waiting = []
+            for _ in range(free):
+                ids = torch.tensor([PROMPTS[len(calls)]])
+                options = {
+                    "max_new_tokens": NEW[len(calls)],
+                    "eos_token_id": None,
+                    "pad_token_id": 0,
+                    "do_sample": False,
+                }
+                waiting.append(
+                    begin(target, ids, drafter, attention_mask=torch.ones_like(ids), **options)
+                )
+                calls += waiting[-1].calls
+            if free == 1:
+                [joining] = waiting
+                step(joining)
+            else:
+                joining = read_together(waiting)
             batch = together(batch, joining)
         else:
             step(batch)

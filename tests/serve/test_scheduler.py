@@ -324,6 +324,29 @@ def test_nobody_waits_for_more_tokens_than_its_own_prompt_has():
     scheduler.cancel(running)
 
 
+@pytest.mark.parametrize("prefix_bytes", [0, 1 << 30])
+@pytest.mark.parametrize("name", ["pard", "parallelspec", "none"])
+def test_short_prompts_are_read_in_one_forward(name, prefix_bytes, monkeypatch):
+    """All but the one that begins as another does, which waits for what is then known."""
+    monkeypatch.setattr("hf_paradraft.serve.scheduler.SHARE", 60)
+    scheduler = Scheduler(TARGET, DRAFTERS[name], max_batch_size=4, prefix_bytes=prefix_bytes)
+    prompts = [[3, 5, 7], [4] * 9, [6, 2, 8, 8, 1], [4] * 9 + [5]]
+    asked = [job(prompt) for prompt in prompts]
+    for one, _ in asked:
+        scheduler.submit(one)
+    shapes = []
+    handle = TARGET.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: shapes.append(tuple(out.shape[:2]))
+    )
+    scheduler._read()
+    handle.remove()
+    while scheduler.running:
+        scheduler._decode()
+    assert [answer(news) for _, news in asked] == [alone(prompt) for prompt in prompts]
+    assert ((3, 8) if prefix_bytes else (4, 9)) in shapes
+    assert asked[3][0].known == (8 if prefix_bytes else 0)
+
+
 def test_a_beginning_that_cannot_be_kept_fails_nobody(monkeypatch):
     """There is no memory for it, say, just when there is none."""
     scheduler = Scheduler(TARGET, DRAFTERS["pard"], prefix_bytes=1 << 20)

@@ -89,6 +89,8 @@ class Reader(RaggedDrafting):
         """Keep the features that the target's forward brought of each row, if they are read."""
         if self.model.reads_features:
             super().observe(observations)
+        elif self.cache is None:
+            self._reset([0] * len(observations))
 
     def begin(self, begins: list[int]) -> None:
         """Implement `RaggedDrafting.begin`: a token is read with the features of the one before."""
