@@ -63,12 +63,12 @@ class OracleDrafter(Drafter, Drafting):
 
     Args:
         texts: int64 `(B, n)`, without padding but on the left.
-        padding: of each.
+        padding: the tokens of padding in each text.
         vocab_size: V.
-        new: tokens that follow the prompts.
+        new: the number of tokens that follow the prompts.
     """
 
-    def __init__(self, texts: LongTensor, padding: list[int], vocab_size: int, new: int = NEW):
+    def __init__(self, texts: LongTensor, padding: list[int], vocab_size: int, new: int):
         self.vocab_size = vocab_size
         self.texts = [text[count:] for text, count in zip(texts, padding, strict=True)]
         self.speculation_config = SpeculationConfig(new, 2 * new, never_slower=False)
@@ -84,9 +84,8 @@ class OracleDrafter(Drafter, Drafting):
             right = right[: prefix.room]
             wrong = (right + 1) % self.vocab_size
             tokens = torch.stack([wrong, right], 1).flatten()
-            parents = [
-                -1 if depth == 0 else 2 * depth - 1 for depth in range(len(right)) for _ in range(2)
-            ]
+            # below the right node of the level before
+            parents = [2 * (node // 2) - 1 for node in range(len(tokens))]
             guesses.append(GuessedTokens(tokens, parents, [0.4, 0.6] * len(right)))
         return guesses
 
@@ -99,45 +98,41 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
     training mode may draw random numbers.
 
     Returns:
-        The forwards of the classes of its parts, hooks of every module, for each part its hooks,
-        own methods, mode and switches, and the functions around the model; whether any code is of
-        others than `KNOWN`.
+        For each part its class, hooks, own methods, mode and switches, and the code around all
+        parts: forwards of classes, hooks of every module, the attention function and plain
+        decoding; whether any code is of others than `KNOWN`.
     """
     kinds: set[Any] = set(map(type, model.modules()))
-    strange = set(filter(is_foreign, kinds))
-    everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
-    functions = [
-        function
-        for function in (attention_function(model), plain_decoding(model))
-        if function is not None
+    around = [
+        *(kind.forward for kind in kinds),
+        *torch_module._global_forward_pre_hooks.values(),
+        *torch_module._global_forward_hooks.values(),
+        attention_function(model),
+        plain_decoding(model),
     ]
-    forwards = [kind.forward for kind in kinds]
-    others = any(map(is_foreign, (*everywhere.values(), *functions, *forwards)))
+    strange = set(filter(is_foreign, kinds))
+    others = any(map(is_foreign, around))
     parts: list[tuple] = []
     for part in model.modules():
-        own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
-        hooks = {
-            handle: hook
-            for handle, hook in hooks.items()
+        own = vars(part)
+        hooks = [
+            hook
+            for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
             if not getattr(hook, "__module__", "").startswith(OURS)
-        }
-        methods = {
-            name: own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)
-        }
-        foreign = type(part) in strange or any(
-            map(is_foreign, (*hooks.values(), *methods.values()))
-        )
-        identities = tuple((name, _identity(method)) for name, method in methods.items())
-        switches = _switches(own) if foreign else ()
-        parts.append((tuple(hooks), identities, part.training, switches))
+        ]
+        methods = [own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)]
+        foreign = type(part) in strange or any(map(is_foreign, (*hooks, *methods)))
         others |= foreign
-    how = (
-        frozenset((kind, _identity(kind.forward)) for kind in kinds),
-        tuple(everywhere),
-        tuple(parts),
-        tuple(map(_identity, functions)),
-    )
-    return how, others
+        parts.append(
+            (
+                type(part),
+                tuple(map(_identity, hooks)),
+                frozenset(map(_identity, methods)),
+                part.training,
+                _switches(own) if foreign else (),
+            )
+        )
+    return (tuple(parts), frozenset(map(_identity, around))), others
 
 
 def _switches(own: dict[str, Any]) -> tuple:
@@ -145,10 +140,10 @@ def _switches(own: dict[str, Any]) -> tuple:
 
     Of counters, and of remembered values, the type alone is listed.
     """
-    given = {name: value for name, value in own.items() if name not in PLAIN}
     return tuple(
         (name, value if isinstance(value, bool | float | str) else type(value))
-        for name, value in given.items()
+        for name, value in own.items()
+        if name not in PLAIN
     )
 
 
@@ -198,15 +193,11 @@ def check_reads(
     Raises:
         ValueError: it does not read drafts, or padded prompts, as it reads tokens one by one.
     """
-    if any(_has_adapters_of_rows(part) for part in model.modules()):
+    if any(map(_adapts_by_place, model.modules())):
         raise Refused(
-            "The adapters of this call differ from row to row (adapter_names), and drafts have "
-            "rows of their own: generate without a drafter, or once per adapter."
-        )
-    if any(_switches_by_tokens(part) for part in model.modules()):
-        raise Refused(
-            "An adapter of this target is on from certain tokens on (aLoRA), and counts them from "
-            "the end of each forward, which a draft moves: generate without a drafter."
+            "The adapters of this call differ from row to row (adapter_names), or are on from "
+            "certain tokens on (aLoRA), and drafts have rows and tokens of their own: generate "
+            "without a drafter, or once per adapter."
         )
     faults = notes_on(model).setdefault("faults", {})
     called, others = as_called(model)
@@ -214,7 +205,7 @@ def check_reads(
     how = several, model.dtype, attention_of(model), called, None if text is None else len(text)
     fault = faults.get(how)
     if fault is None:
-        if any(hooks for hooks, *_ in called[2]):
+        if any(hooks for _, hooks, *_ in called[0]):
             logger.warning_once(
                 "This target has hooks of others: they see a short text too, by which it is looked "
                 "at."
@@ -247,21 +238,10 @@ def _text_of(model: PreTrainedModel, prompt: LongTensor | None, limit: int) -> L
     return (text % config.vocab_size).repeat(-(-size // len(text)))[-max(size, len(PROMPT)) :]
 
 
-def _has_adapters_of_rows(part: torch.nn.Module) -> bool:
-    """Tell whether a call of PEFT's gives each row of its batch an adapter.
-
-    PEFT does so by a hook for the time of the call.
-    """
-    return any(
-        "adapter_names" in getattr(hook, "keywords", ())
-        for hook in part._forward_pre_hooks.values()
-    )
-
-
-def _switches_by_tokens(part: torch.nn.Module) -> bool:
-    """Tell whether a part is a layer with an activated LoRA (PEFT's aLoRA) that is on."""
-    variants = vars(part).get("lora_variant") or {}
-    return any(
+def _adapts_by_place(part: torch.nn.Module) -> bool:
+    """Tell whether PEFT adapts a part by rows (`adapter_names`, a hook) or by tokens (aLoRA)."""
+    hooks, variants = part._forward_pre_hooks.values(), vars(part).get("lora_variant")
+    return any("adapter_names" in getattr(hook, "keywords", ()) for hook in hooks) or any(
         isinstance(variants.get(name), ALoraLinearVariant)
         for name in (part.active_adapters if variants else ())
     )
@@ -314,12 +294,9 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
     """
     device = input_device(model)
     vocab_size = model.config.get_text_config().vocab_size
-    ids = (
-        torch.tensor([PROMPT], device=device) % vocab_size
-        if text is None
-        else text[None].to(device)
-    )
-    new = NEW if text is None else NEW_OF_OTHERS
+    known, new = text is None, NEW if text is None else NEW_OF_OTHERS
+    ids = torch.tensor(PROMPT, device=device) % vocab_size if known else text.to(device)
+    ids = ids[None]
     mask = torch.ones_like(ids)
     if several:
         ids, mask = ids.repeat(2, 1), mask.repeat(2, 1)
@@ -333,17 +310,17 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
             texts, plain = _decoded(twin, ids, mask, new)
             moved = generator is not None and not torch.equal(before, generator.get_state())
             decodes = True
-            if text is not None:  # code of others may know rows, or act after some forwards
+            if not known:  # code of others may know rows, or act after some forwards
                 _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
             drafter = OracleDrafter(texts, (mask == 0).sum(1).tolist(), vocab_size, new)
             other, drafted = _decoded(
                 twin, ids, mask, new, custom_generate=speculative_decoding, drafter=drafter
             )
+    except Refused:
+        return None
     except (torch.OutOfMemoryError, ChangedTransformers):
         raise
     except Exception as error:  # whatever a model raises that was not written for drafts
-        if isinstance(error, Refused):
-            return None
         return misread if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
     if moved:
         return DRAWS
@@ -355,9 +332,9 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         return misread
     apart = _distances(plain, drafted).masked_fill(~same, torch.nan)
     typical = apart[:, 1:].nanmedian(-1).values.nan_to_num().max()  # the first is the prompt's
-    needed = max(float(typical), float(apart.nan_to_num().max()) / WORST)
+    needed = float(torch.maximum(typical, apart.nan_to_num().max() / WORST))
     allowed = _rounding(model)
-    if needed > allowed and text is None:
+    if needed > allowed and known:
         try:
             with _twin_of(model, device) as twin:
                 _, again = _decoded(twin, ids.repeat(2, 1), mask.repeat(2, 1), new)
