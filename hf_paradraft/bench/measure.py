@@ -4,7 +4,7 @@ all.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
@@ -180,17 +180,6 @@ def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
     return list(zip(*[iter(prompts)] * size, strict=False))
 
 
-def _work(
-    methods: Sequence[Method], prompts: Sequence[Prompt], settings: Settings
-) -> Iterator[tuple[int, float, int, Sequence[Prompt], list[Method]]]:
-    """Yield (batch size, temperature, index, batch, methods that can answer the batch)."""
-    for size in settings.batch_sizes:
-        able = [method for method in methods if size == 1 or method.batches]
-        for temperature in settings.temperatures:
-            for index, batch in enumerate(_batches(prompts, size)):
-                yield size, temperature, index, batch, able
-
-
 def bench(
     target: PreTrainedModel,
     methods: Sequence[Method],
@@ -221,12 +210,17 @@ def bench(
     """
     run, made, warm = Runner(target, settings, pad_token_id), list(done), set()
     finished = {(entry.batch_size, entry.temperature, entry.index) for entry in done}
-    work = list(_work(methods, prompts, settings))
-    for size, temperature, index, batch, able in tqdm(
-        work, "bench", unit="prompt", disable=not progress
+    work = [
+        (size, temperature, index, batch)
+        for size in settings.batch_sizes
+        for temperature in settings.temperatures
+        for index, batch in enumerate(_batches(prompts, size))
+        if (size, temperature, index) not in finished
+    ]
+    for size, temperature, index, batch in tqdm(
+        work, f"bench, {target.dtype}", unit="prompt", disable=not progress
     ):
-        if (size, temperature, index) in finished:
-            continue
+        able = [method for method in methods if size == 1 or method.batches]
         if made and enough():
             break
         if (size, temperature) not in warm:
@@ -275,25 +269,25 @@ def check_equality(
     formats near-ties fall either way with the number of rows, so only fp32 outputs can be compared.
     The target comes back in its dtype.
     """
+    greedy = [entry for entry in measurements if entry.temperature == 0]
     unknown = {
         (entry.batch_size, entry.index, entry.method): entry
-        for entry in measurements
-        if entry.same is None and entry.temperature == 0
+        for entry in greedy
+        if entry.same is None
     }
-    work = [
-        (index, batch, able)
-        for _, temperature, index, batch, able in _work(methods, prompts, settings)
-        if temperature == 0 and (len(batch), index, able[0].name) in unknown
-    ]
-    if not work:
+    known = [entry for entry in greedy if entry.same is not None]
+    if not unknown:
         return
-    run = Runner(target, settings, pad_token_id)
+
+    def tell(again: list[Measurement]) -> None:
+        """Take over what was found in fp32."""
+        for entry in again[len(known) :]:
+            unknown[entry.batch_size, entry.index, entry.method].same = entry.same
+        save(measurements)
+
+    once = replace(settings, temperatures=(0.0,), repeats=1, warm_up=0)
     with _in_float32(target):
-        for index, batch, able in tqdm(work, "equal in fp32?", unit="prompt", disable=not progress):
-            outputs = {method.name: run(method, batch, 0.0)[0] for method in able}
-            for name, output in outputs.items():
-                unknown[len(batch), index, name].same = torch.equal(output, outputs[able[0].name])
-            save(measurements)
+        bench(target, methods, prompts, once, pad_token_id, known, tell, progress)
 
 
 @contextmanager

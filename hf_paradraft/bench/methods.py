@@ -2,6 +2,7 @@
 drafter.
 """
 
+import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -118,35 +119,34 @@ def _keep_record(record: logging.LogRecord) -> bool:
     return "Passing `generation_config` together" not in record.getMessage()
 
 
+@contextmanager
+def _without_own_warning() -> Iterator[None]:
+    told = logging.getLogger("transformers.generation.utils")
+    told.addFilter(_keep_record)
+    try:
+        yield
+    finally:
+        told.removeFilter(_keep_record)
+
+
 def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = False) -> Method:
     """Make the method of transformers' assisted generation with an autoregressive model.
 
     Args:
-        parent: the assistant.
+        parent: the assistant; the method has a copy with the same weights and its own settings.
         num_tokens: drafts a round, always; None for transformers' defaults.
         compiled: over a static cache, with a compiled verification; since transformers 5.24.
     """
     name = "assisted-default" if num_tokens is None else f"assisted-k{num_tokens}"
-    settings = {
-        "num_assistant_tokens": 20 if num_tokens is None else num_tokens,
-        "num_assistant_tokens_schedule": "constant",
-        "assistant_confidence_threshold": 0.4 if num_tokens is None else 0.0,
-    }
-
-    @contextmanager
-    def using() -> Iterator[None]:
-        before = {option: getattr(parent.generation_config, option, None) for option in settings}
-        parent.generation_config.update(**settings)
-        told = logging.getLogger("transformers.generation.utils")
-        told.addFilter(_keep_record)
-        try:
-            yield
-        finally:
-            told.removeFilter(_keep_record)
-            parent.generation_config.update(**before)
-
-    arguments = {"assistant_model": parent, **(_compiled() if compiled else {})}
-    return Method(f"{name}-compiled" if compiled else name, arguments, using)
+    assistant = copy.copy(parent)
+    assistant.generation_config = copy.copy(parent.generation_config)
+    assistant.generation_config.update(
+        num_assistant_tokens=20 if num_tokens is None else num_tokens,
+        num_assistant_tokens_schedule="constant",
+        assistant_confidence_threshold=0.4 if num_tokens is None else 0.0,
+    )
+    arguments = {"assistant_model": assistant, **(_compiled() if compiled else {})}
+    return Method(f"{name}-compiled" if compiled else name, arguments, _without_own_warning)
 
 
 def drafted(variant: Variant, compiled: bool = False) -> Method:

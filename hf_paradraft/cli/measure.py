@@ -16,8 +16,7 @@ from ..demo import GENERAL, QUESTIONS
 from ..drafters.ngram import NgramDrafter
 from ..outer_names import is_recurrent_model
 from ..protocol import SpeculationConfig
-from ..report.records import read_bench
-from ..report.tables import markdown, table
+from ..report.tables import markdown, read_bench, table
 from .options import (
     DrafterNames,
     Dtype,

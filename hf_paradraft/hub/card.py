@@ -11,8 +11,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from ..files import hub_name, shipped
-from ..report.records import read_bench
-from ..report.tables import markdown
+from ..report.tables import markdown, read_bench
 
 TAGS = ["speculative-decoding", "draft-model", "assisted-generation", "paradraft"]
 

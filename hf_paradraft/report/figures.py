@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from . import BLUE, GREEN, ORANGE
-from .records import Record
-from .tables import groups, printable
+from .tables import SPLIT, Record, groups, printable
 
 
 def _canvas(width: float = 5.5, height: float = 3.6) -> tuple[Figure, Any]:
@@ -133,7 +132,7 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
     figure, axes = _canvas(6.5, 0.4 * len(ours) + 1.4)
     plain = _first_group(rows)[0]["tokens_per_second"]
     names, left = [_plain(row["method"]) for row in ours], [0.0] * len(ours)
-    for part, colour in (("draft", BLUE), ("verify", GREEN), ("engine", ORANGE)):
+    for part, colour in zip(SPLIT, (BLUE, GREEN, ORANGE), strict=True):
         widths = [row["time_split"][part] * plain / row["tokens_per_second"] for row in ours]
         axes.barh(names, widths, left=left, label=part, color=colour)
         left = [begin + width for begin, width in zip(left, widths, strict=True)]

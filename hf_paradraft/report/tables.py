@@ -1,15 +1,61 @@
-"""From records to tables, for the terminal and as Markdown."""
+"""The records that `paradraft bench --json` writes, one for each method, batch size and
+temperature, and their tables, for the terminal and as Markdown.
+"""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
+from typing import Any
 
 from rich.console import Group, OverflowMethod
 from rich.markup import escape
 from rich.table import Table
 
-from .records import Record
+from ..files import read_json
 
+Record = Mapping[str, Any]
+NUMBERS = ("batch_size", "temperature", "tokens_per_second", "speedup", "tau")
+SPLIT = ("draft", "verify", "engine")  # parts of a call's time
+MOST = 1e12  # for a number of a record
 COLUMNS = 4  # categories next to each other, where there are many
+
+
+def _is_record(row: Any) -> bool:
+    try:
+        low, middle, high = row["speedup_quartiles"]
+        share = row["matches_reference"]
+        numbers = [
+            *(row[name] for name in NUMBERS),
+            *(low, middle, high, 0 if share is None else share),
+            *row["by_category"].values(),
+            *row["tau_by_category"].values(),
+            *row.get("acceptance_by_position", ()),
+        ]
+        if "time_split" in row:
+            numbers += [*row["acceptance_by_position"], *(row["time_split"][n] for n in SPLIT)]
+        # a bool is none
+        return isinstance(row["method"], str) and all(
+            type(value) in (int, float) and abs(value) < MOST for value in numbers
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
+
+
+def read_bench(file: Path) -> list[dict[str, Any]]:
+    """Read the records of a file that `paradraft bench --json` wrote.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is something else.
+    """
+    if not file.is_file():
+        raise OSError(f"There is no file {file}: paradraft bench --json writes one.")
+    rows = read_json(file, list)
+    if not rows or not all(map(_is_record, rows)):
+        raise ValueError(
+            f"{file} is not what this version's paradraft bench --json writes: measure again."
+        )
+    return rows
 
 
 def printable(name: str) -> str:
@@ -108,14 +154,12 @@ def _by_category(rows: Sequence[Record], kind: str) -> Iterator[Table]:
 
 def _time_table(rows: Sequence[Record], kind: str) -> Table:
     """Make the table of time shares and of acceptance by position."""
-    made = _table(
-        f"inside a call, %, {kind}", ("draft", "verify", "engine", "accepted at 1", "2", "4", "8")
-    )
+    made = _table(f"inside a call, %, {kind}", (*SPLIT, "accepted at 1", "2", "4", "8"))
     for row in rows:
         rates = row["acceptance_by_position"]
         made.add_row(
             _shown(row["method"]),
-            *(f"{100 * row['time_split'][part]:.0f}" for part in ("draft", "verify", "engine")),
+            *(f"{100 * row['time_split'][part]:.0f}" for part in SPLIT),
             *(
                 f"{100 * rates[position - 1]:.0f}" if position <= len(rates) else "–"
                 for position in (1, 2, 4, 8)

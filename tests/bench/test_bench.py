@@ -31,8 +31,7 @@ from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import NOT_IN_RUNS
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.report.figures import draw
-from hf_paradraft.report.records import read_bench
-from hf_paradraft.report.tables import markdown, table
+from hf_paradraft.report.tables import markdown, read_bench, table
 
 
 def pard_chain(drafter, length):
