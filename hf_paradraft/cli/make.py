@@ -199,15 +199,3 @@ def calibrate(
         cells = [str(size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
         table.add_row(*cells, style="bold green" if size is best else "")
     console.print(table)
-
-
-@app.command(
-    hidden=True, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-)
-def shrink() -> None:
-    """Say what took this command's place."""
-    raise ValueError(
-        "shrink is gone, for such drafters were slower than plain decoding: paradraft train mtp "
-        "makes a layer for a model that has no small sibling, and paradraft export FILE.gguf DIR "
-        "unpacks a packed one."
-    )

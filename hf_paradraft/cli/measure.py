@@ -69,41 +69,40 @@ def _once(values: Iterable) -> tuple:
 
 def _writable(*files: Path | None, plot: Path | None = None) -> None:
     """Know before an hour of measuring that the results will have a place."""
-    for file in files:
-        if file is not None and file.is_dir():
-            raise typer.BadParameter(f"{file} is a folder: name a file.")
-    named = [file.resolve() for file in files if file is not None]
-    if len(set(named)) < len(named):
+    named = [file for file in files if file is not None]
+    if len({file.resolve() for file in named}) < len(named):
         raise typer.BadParameter(
             f"{named[0].name} is named twice: what is written later would replace it."
         )
-    for file in files:
-        if file is not None and file.exists() and not _is_of_bench(file):
+    for file in named:
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder: name a file.")
+        if file.exists() and not _is_of_bench(file):
             raise typer.BadParameter(
                 f"{file} holds something that no benchmark has written: name another file."
             )
-    for file in (*files, plot):
-        if file is not None and not file.parent.is_dir():
+    for file in (*named, *([] if plot is None else [plot])):
+        if not file.parent.is_dir():
             raise typer.BadParameter(f"there is no folder {file.parent} to write {file.name} into.")
-    if plot is not None:
-        from ..report.figures import FORMATS, is_drawn_here, places
+    if plot is None:
+        return
+    from ..report.figures import FORMATS, is_drawn_here, places
 
-        if plot.is_dir() if plot.suffix in FORMATS else plot.is_file():
+    if plot.is_dir() if plot.suffix in FORMATS else plot.is_file():
+        raise typer.BadParameter(
+            f"{plot} is a {'folder' if plot.is_dir() else 'file'}: name another place for the "
+            "figures."
+        )
+    if plot.suffix and plot.suffix not in FORMATS and not plot.is_dir():
+        raise typer.BadParameter(
+            f"{plot.name} is no picture: name a folder, or a file that ends in "
+            f"{', '.join(FORMATS)}."
+        )
+    for file in places(plot):
+        if file.exists() and not is_drawn_here(file):
             raise typer.BadParameter(
-                f"{plot} is a {'folder' if plot.is_dir() else 'file'}: name another place for the "
-                "figures."
+                f"{file} is a picture that no benchmark has drawn: move it, or name another place."
             )
-        if plot.suffix and plot.suffix not in FORMATS and not plot.is_dir():
-            raise typer.BadParameter(
-                f"{plot.name} is no picture: name a folder, or a file that ends in "
-                f"{', '.join(FORMATS)}."
-            )
-        for file in places(plot):
-            if file.exists() and not is_drawn_here(file):
-                raise typer.BadParameter(
-                    f"{file} is a picture that no benchmark has drawn: move it, or name another "
-                    "place."
-                )
 
 
 def _is_of_bench(file: Path) -> bool:

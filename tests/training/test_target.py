@@ -108,7 +108,3 @@ def test_a_missing_gguf_file_is_refused(packed, tmp_path):
     result = run("export", tmp_path / "none.gguf", tmp_path / "out")
     assert "There is no file" in str(result.exception)
     assert not (tmp_path / "out").exists()
-
-
-def test_shrink_says_what_to_use_instead():
-    assert "paradraft train mtp" in str(run("shrink", "--target", "m", "--layers", 2).exception)
