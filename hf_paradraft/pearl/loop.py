@@ -113,7 +113,7 @@ class DrafterThread:
         self.begun = self.ended = 0.0
 
     def _work(self, job: Callable[[], Any]) -> Any:
-        if self.shares and self.threads > 1:
+        if self.shares:
             torch.set_num_threads(self.threads - self.threads // 2)
         with (
             torch.inference_mode() if self.inference else torch.no_grad(),
@@ -138,7 +138,7 @@ class DrafterThread:
         if self.stream is not None:
             self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         future = self.executor.submit(self._work, job)
-        if self.shares and self.threads > 1:
+        if self.shares:
             torch.set_num_threads(max(1, self.threads // 2))
         try:
             yield future
@@ -174,19 +174,21 @@ class Windows:
         self.call, self.group, self.thread, self.schedule = call, group, thread, schedule
         self.adapts = adapts
         self.nothing = group.nothing
-        # of each sequence, what is verified next
-        self.windows = [self.nothing] * len(call.sequences)
-        self.ahead = self.windows  # of each sequence, what was guessed after what is being verified
-        self.paths: list[
-            list[int]
-        ] = []  # of each sequence, the nodes that the drafter takes for accepted
+        # of each sequence: what is verified next, and what was guessed after it
+        self.windows = self.ahead = [self.nothing] * len(call.sequences)
+        # of each sequence, the nodes that the drafter takes for accepted
+        self.paths: list[list[int]] = []
         # what the drafter was asked about last
         self.texts = [sequence.ids[0, :0] for sequence in call.sequences]
         self.size = 0  # tokens guessed in this round, at most
         self.drafted_first = False  # in this round
-        self.waited = self.hidden = (
-            0.0  # seconds of this round: after the verification, and during it
-        )
+        # seconds of this round: after the verification, and during it
+        self.waited = self.hidden = 0.0
+
+    def _most(self) -> int:
+        """Choose how many tokens are guessed in a row."""
+        most = self.call.config.num_draft_tokens
+        return min(most, self.schedule.size()) if self.adapts else most
 
     def ready(self) -> None:
         """Give each sequence its window, or draft first where none has one and that pays.
@@ -194,19 +196,16 @@ class Windows:
         Nothing is drafted first before the prompt is read.
         """
         call = self.call
-        self.group.builder.asked = self.drafted_first = False
-        depth = call.config.num_draft_tokens if self.group.may_draft(call.verifier) else 0
+        self.group.builder.asked = False
+        none = not call.first and not any(map(len, self.windows))
+        first = self.adapts and self.schedule.drafts_first and none
+        depth = self._most() if first else call.config.num_draft_tokens
+        if not self.group.may_draft(call.verifier):
+            depth = 0
         prefixes = [sequence.prefix(depth) for sequence in call.sequences]
-        if (
-            self.adapts
-            and self.schedule.drafts_first
-            and not any(map(len, self.windows))
-            and not call.first
-        ):
-            size = self.schedule.size()
-            prefixes = [replace(prefix, room=min(prefix.room, size)) for prefix in prefixes]
-            if any(prefix.room for prefix in prefixes):
-                self.windows, self.drafted_first = self._shape(prefixes), True
+        self.drafted_first = first and any(prefix.room for prefix in prefixes)
+        if self.drafted_first:
+            self.windows = self._shape(prefixes)
         for sequence, window, prefix in zip(call.sequences, self.windows, prefixes, strict=True):
             sequence.draft = window if prefix.room else self.nothing
 
@@ -229,30 +228,14 @@ class Windows:
 
         The drafter guesses as if each window were accepted as far as it goes.
         """
-        call = self.call
-        self.waited = self.hidden = 0.0
-        self.size = (
-            min(call.config.num_draft_tokens, self.schedule.size())
-            if self.adapts
-            else call.config.num_draft_tokens
-        )
-        self.paths = [likely_path(sequence.draft) for sequence in call.sequences]
+        self.waited, self.hidden, self.size = 0.0, 0.0, self._most()
+        self.paths = [likely_path(sequence.draft) for sequence in self.call.sequences]
         hoped = []
-        for sequence, path in zip(call.sequences, self.paths, strict=True):
-            ids = sequence.ids[:, sequence.padding : sequence.length]
-            room = (
-                0
-                if sequence.finished or not call.verifier.may_draft
-                else sequence.space - len(path)
-            )
+        for sequence, path in zip(self.call.sequences, self.paths, strict=True):
+            prefix = sequence.prefix(len(path) + self.size)
+            ids = torch.cat([prefix.ids, sequence.draft.tokens[path][None]], dim=1)
             # One of the guesses stands for the target's own token.
-            hoped.append(
-                Prefix(
-                    torch.cat([ids, sequence.draft.tokens[path][None]], dim=1),
-                    max(0, min(self.size, room)),
-                    0,
-                )
-            )
+            hoped.append(Prefix(ids, max(0, prefix.room - len(path)), 0))
         self.ahead = [self.nothing] * len(hoped)
         if not any(prefix.room for prefix in hoped):
             self.size = 0
@@ -329,6 +312,7 @@ def overlapped_decoding(
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
     if used is not drafter:
+        used.speculation_config = config
         terms = replace(terms, copies=copies_of(used, terms.rule.draws is not None))
     own = logits_processor, stopping_criteria, generation_config
     batch = begin_call(model, input_ids, *own, used, streamer, model_kwargs, terms)

@@ -191,16 +191,6 @@ class RemoteDrafter(Drafter):
 
     def __init__(self, owner: ProcessDrafter):
         self.owner = weakref.ref(owner)
-        self.of_call: SpeculationConfig | None = None
-
-    @property
-    def speculation_config(self) -> SpeculationConfig:
-        """The owner's, or the one that a call has set on a copy."""
-        return self.of_call or self.owner().speculation_config
-
-    @speculation_config.setter
-    def speculation_config(self, config: SpeculationConfig) -> None:
-        self.of_call = config
 
     @property
     def device(self) -> torch.device | None:

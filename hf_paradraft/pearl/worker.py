@@ -49,11 +49,6 @@ class Worker:
         self.builder = DraftBuilder(config, Greedy(), budget, vocab_size, type(drafter).__name__)
         self.sequences: list[LongTensor] = []
 
-    @property
-    def learns(self) -> bool:
-        """Whether it wants to know what the target brought."""
-        return type(self.drafting).observe is not Drafting.observe
-
     def propose(
         self, changes: list[tuple[int, list[int], int]]
     ) -> list[tuple[list[int], list[int], list[float] | None]]:
@@ -141,7 +136,8 @@ def serve(connection: Connection, threads: int, own_cores: bool) -> None:
             try:
                 if method == "begin":
                     calls[call] = Worker(drafter, target, *arguments)
-                    answer: Any = calls[call].learns
+                    # whether it wants to know what the target brought
+                    answer: Any = type(calls[call].drafting).observe is not Drafting.observe
                 else:
                     answer = getattr(calls[call], method)(arguments)
             except Exception as error:
