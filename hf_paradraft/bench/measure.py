@@ -5,6 +5,7 @@ all.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -92,85 +93,78 @@ class Measurement:
     successes: list[int] = field(default_factory=list)
 
 
-@dataclass
-class Runner:
-    """A runner that generates with any method and measures the call.
+def run(
+    target: PreTrainedModel,
+    settings: Settings,
+    pad_token_id: int | None,
+    method: Method,
+    batch: Sequence[Prompt],
+    temperature: float,
+    index: int = 0,
+) -> tuple[LongTensor, Measurement]:
+    """Generate with a method, drawn from the settings' seed, and measure the call.
 
     Args:
-        target: on its device, in its dtype, in evaluation mode.
-        settings: lengths and seed.
-        pad_token_id: for prompts of different lengths; needed for batches.
+        target, settings, pad_token_id: as for `bench`.
+        method, batch, temperature, index: for this call.
+
+    Returns:
+        The new tokens, int64 `(rows, new)`, on the CPU, and the measurement without `same`.
     """
+    arguments = {
+        **_inputs(batch, pad_token_id or 0, target.device),
+        **sampling(temperature),
+        **({} if pad_token_id is None else {"pad_token_id": pad_token_id}),
+        "max_new_tokens": settings.max_new_tokens,
+    }
+    forwards = 0
 
-    target: PreTrainedModel
-    settings: Settings
-    pad_token_id: int | None = None
+    def count(*_) -> None:
+        nonlocal forwards
+        forwards += 1
 
-    def __call__(
-        self, method: Method, batch: Sequence[Prompt], temperature: float, index: int = 0
-    ) -> tuple[LongTensor, Measurement]:
-        """Measure one call, drawn from the settings' seed.
+    # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones are
+    # the tokens.
+    counted = method.drafter is None and not method.name.startswith("plain")
+    handle = target.register_forward_pre_hook(count) if counted else None
+    torch.manual_seed(settings.seed)
+    reset_peak_memory(target.device)
+    started = perf_counter()
+    try:
+        with method.using():
+            output = target.generate(**arguments, **method.arguments)
+    finally:
+        if handle is not None:
+            handle.remove()
+    output = output[:, arguments["input_ids"].shape[1] :].cpu()
+    seconds = perf_counter() - started
+    ends = end_tokens(target)
+    tokens = sum(len(until_end(row, ends)[0]) for row in output.tolist())
+    stats = method.drafter.last_stats if method.drafter is not None else None
+    if stats is not None:
+        forwards = sum(row.num_rounds for row in stats.by_row or [stats])
+    measured = Measurement(
+        method=method.name,
+        category=batch[0].category if len(batch) == 1 else f"batches of {len(batch)}",
+        index=index,
+        batch_size=len(batch),
+        temperature=temperature,
+        tokens=tokens,
+        forwards=forwards if counted or stats else tokens,
+        seconds=[seconds],
+        peak_bytes=peak_memory(target.device),
+        **{name: getattr(stats, name) for name in OF_STATISTICS if stats is not None},
+    )
+    return output, measured
 
-        Returns:
-            The new tokens, int64 `(rows, new)`, on the CPU, and the measurement without `same`.
-        """
-        padding = {} if self.pad_token_id is None else {"pad_token_id": self.pad_token_id}
-        arguments = {
-            **self._inputs(batch),
-            **sampling(temperature),
-            **padding,
-            "max_new_tokens": self.settings.max_new_tokens,
-        }
-        forwards = 0
 
-        def count(*_) -> None:
-            nonlocal forwards
-            forwards += 1
-
-        # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones
-        # are the tokens.
-        counted = method.drafter is None and not method.name.startswith("plain")
-        handle = self.target.register_forward_pre_hook(count) if counted else None
-        torch.manual_seed(self.settings.seed)
-        reset_peak_memory(self.target.device)
-        started = perf_counter()
-        try:
-            with method.using():
-                output = self.target.generate(**arguments, **method.arguments)
-        finally:
-            if handle is not None:
-                handle.remove()
-        output = output[:, arguments["input_ids"].shape[1] :].cpu()
-        seconds = perf_counter() - started
-        ends = end_tokens(self.target)
-        tokens = sum(len(until_end(row, ends)[0]) for row in output.tolist())
-        stats = method.drafter.last_stats if method.drafter is not None else None
-        if stats is not None:
-            forwards = sum(row.num_rounds for row in stats.by_row or [stats])
-        measured = Measurement(
-            method=method.name,
-            category=batch[0].category if len(batch) == 1 else f"batches of {len(batch)}",
-            index=index,
-            batch_size=len(batch),
-            temperature=temperature,
-            tokens=tokens,
-            forwards=forwards if counted or stats else tokens,
-            seconds=[seconds],
-            peak_bytes=peak_memory(self.target.device),
-            **{name: getattr(stats, name) for name in OF_STATISTICS if stats is not None},
-        )
-        return output, measured
-
-    def _inputs(self, batch: Sequence[Prompt]) -> dict[str, Tensor]:
-        """Pad a batch of prompts on the left, and make its attention mask."""
-        ids = [prompt.ids[0] for prompt in batch]
-        on_the_left = {"batch_first": True, "padding_side": "left"}
-        padded = pad_sequence(ids, padding_value=self.pad_token_id or 0, **on_the_left)
-        mask = pad_sequence([torch.ones_like(row) for row in ids], **on_the_left)
-        return {
-            "input_ids": padded.to(self.target.device),
-            "attention_mask": mask.to(self.target.device),
-        }
+def _inputs(batch: Sequence[Prompt], padding: int, device: torch.device) -> dict[str, Tensor]:
+    """Pad a batch of prompts on the left, and make its attention mask."""
+    ids = [prompt.ids[0] for prompt in batch]
+    on_the_left = {"batch_first": True, "padding_side": "left"}
+    padded = pad_sequence(ids, padding_value=padding, **on_the_left)
+    mask = pad_sequence([torch.ones_like(row) for row in ids], **on_the_left)
+    return {"input_ids": padded.to(device), "attention_mask": mask.to(device)}
 
 
 def _batches(prompts: Sequence[Prompt], size: int) -> list[Sequence[Prompt]]:
@@ -208,7 +202,7 @@ def bench(
         Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know
         whether they are the same.
     """
-    run, made, warm = Runner(target, settings, pad_token_id), list(done), set()
+    call, made, warm = partial(run, target, settings, pad_token_id), list(done), set()
     finished = {(entry.batch_size, entry.temperature, entry.index) for entry in done}
     work = [
         (size, temperature, index, batch)
@@ -227,9 +221,9 @@ def bench(
             warm.add((size, temperature))
             for warm_batch in _batches(prompts, size)[: settings.warm_up]:
                 for method in able:
-                    run(method, warm_batch, temperature)
+                    call(method, warm_batch, temperature)
         for replay in (method.drafter for method in able if isinstance(method.drafter, Replay)):
-            answers, _ = run(able[0], batch, temperature)
+            answers, _ = call(able[0], batch, temperature)
             replay.texts = [
                 torch.cat([prompt.ids[0].cpu(), answer])
                 for prompt, answer in zip(batch, answers, strict=True)
@@ -240,7 +234,7 @@ def bench(
         first = index % len(able)
         for _ in range(settings.repeats):
             for method in (*able[first:], *able[:first]):
-                calls[method.name].append(run(method, batch, temperature, index))
+                calls[method.name].append(call(method, batch, temperature, index))
         reference, _ = calls[able[0].name][-1]
         for repeats in calls.values():
             output, measured = repeats[-1]
