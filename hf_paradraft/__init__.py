@@ -26,9 +26,9 @@ from .drafters.ppd import PpdConfig
 from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
 from .drafters.uno import UnoDrafter
+from .hardware import pack
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter
-from .packed import pack
 from .pearl import ProcessDrafter
 from .protocol import (
     Draft,

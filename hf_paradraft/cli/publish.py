@@ -17,7 +17,7 @@ app = typer.Typer()
 @app.command(epilog="Example: paradraft info amd/PARD-Qwen2.5-0.5B")
 def info(repo_or_dir: str) -> None:
     """Say what a folder or repository is, without loading weights."""
-    from ..integration.info import describe
+    from ..integration.publish import describe
 
     grid = Table(show_header=False, box=None)
     for name, value in describe(repo_or_dir):

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
+from ..hardware import pack
 from ..integration.look import check_reads, reads_exactly
 from ..integration.pairing import check_same_tokenizer
-from ..packed import pack
 from .options import Dtype, DtypeOption, Target, Threads, console, load, use_threads
 
 app = typer.Typer()

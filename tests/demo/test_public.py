@@ -13,7 +13,7 @@ import hf_paradraft
 from hf_paradraft import demo
 from hf_paradraft.cli import app, main
 from hf_paradraft.demo import public_model
-from hf_paradraft.integration.info import describe
+from hf_paradraft.integration.publish import describe
 
 
 def test_what_is_there_is_taken(tmp_path, monkeypatch):

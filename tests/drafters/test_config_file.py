@@ -16,7 +16,7 @@ from tiny import near_copy, tiny_model
 
 import hf_paradraft
 from hf_paradraft.drafters.formats.values import NESTED, RULES, check_config
-from hf_paradraft.integration.info import describe
+from hf_paradraft.integration.publish import describe
 
 VALUES = (
     None, 0, -1, 10**9, "x", "", [], {}, True, 1.5, [1, "x"], [0], [-5], [10**6], float("nan"),

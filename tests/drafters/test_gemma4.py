@@ -16,7 +16,7 @@ from transformers.generation.candidate_generator import SinglePositionMultiToken
 
 import hf_paradraft
 from hf_paradraft import AutoDrafter, Gemma4Drafter, SpeculationConfig
-from hf_paradraft.integration.info import describe
+from hf_paradraft.integration.publish import describe
 from hf_paradraft.protocol.drafter import KeyValues
 
 OLDER = "model_kwargs" in inspect.signature(SinglePositionMultiTokenCandidateGenerator).parameters

@@ -23,7 +23,7 @@ from hf_paradraft.bench.methods import variants_of
 from hf_paradraft.drafters import KINDS, kind_of
 from hf_paradraft.drafters.card import card_fields
 from hf_paradraft.drafters.formats.folder import DrafterFolder
-from hf_paradraft.integration.info import describe_kind
+from hf_paradraft.integration.publish import describe_kind
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -196,8 +196,7 @@ def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_pat
     from hf_paradraft.bench import Prompt, Settings, bench
     from hf_paradraft.bench.cases import Case, methods_of
     from hf_paradraft.integration.export import Engine, export
-    from hf_paradraft.integration.info import describe
-    from hf_paradraft.integration.publish import push_folder
+    from hf_paradraft.integration.publish import describe, push_folder
 
     kind, target = bigram.model.BigramDrafter, tiny_model(dtype=torch.float32)
     made = kind.from_target(target)

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.mtp.model import MtpLayer
-from hf_paradraft.integration.info import describe
+from hf_paradraft.integration.publish import describe
 
 
 @pytest.mark.parametrize("family", ["deepseek", "glm"])

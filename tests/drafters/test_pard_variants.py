@@ -13,7 +13,7 @@ from tiny import MASK, VOCAB, make_tokenizer, near_copy, pard_folder, tiny_model
 import hf_paradraft
 from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.formats.folder import DrafterFolder
-from hf_paradraft.integration.info import describe_kind
+from hf_paradraft.integration.publish import describe_kind
 from hf_paradraft.training.target_training import most_frequent
 
 TARGET = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)

@@ -22,7 +22,7 @@ from hf_paradraft.drafters.blocks.config import BlockConfig
 from hf_paradraft.drafters.formats.files import weights_in
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import read_json
-from hf_paradraft.integration.info import describe_kind
+from hf_paradraft.integration.publish import describe_kind
 
 
 @pytest.mark.parametrize("name", LAYOUTS)

@@ -20,8 +20,7 @@ from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import hub_name
 from hf_paradraft.hub.card import render_card
 from hf_paradraft.hub.push import push_recipe
-from hf_paradraft.integration.info import describe
-from hf_paradraft.integration.publish import push_folder
+from hf_paradraft.integration.publish import describe, push_folder
 from hf_paradraft.report.tables import markdown
 
 BENCH = [

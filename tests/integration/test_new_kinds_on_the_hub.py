@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.cli.options import open_target
-from hf_paradraft.integration.info import describe
-from hf_paradraft.integration.publish import push_folder
+from hf_paradraft.integration.publish import describe, push_folder
 
 TARGET = tiny_model("llama", num_hidden_layers=8)
 ROOT = Path(__file__).parents[2]
