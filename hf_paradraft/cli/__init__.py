@@ -1,4 +1,4 @@
-"""The `paradraft` command: one file each for watching, measuring, making data and models, training,
+"""The `paradraft` command: one file each for decoding, measuring, making data and models, training,
 publishing.
 """
 
@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import decode, make, measure, publish, serve, train
+from . import decode, make, measure, publish, train
 from .options import err_console
 
 
@@ -66,7 +66,7 @@ def _options(
     """Parallel drafters for transformers: the same output from generate, several times faster."""
 
 
-for commands in (decode, serve, measure, make, train, publish):
+for commands in (decode, measure, make, train, publish):
     app.add_typer(commands.app)
 
 

@@ -3,7 +3,8 @@
 import copy
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -152,6 +153,15 @@ def copy_from(files: Sequence[Path] | None, models: "Models") -> Memory | None:
     return memory
 
 
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Name the option that an error of the block comes from."""
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise typer.BadParameter(f"{option}: {error}") from error
+
+
 def use_threads(count: int | None) -> None:
     """Let torch use so many CPU threads; None: as many as it takes."""
     if count is not None:
@@ -194,25 +204,20 @@ def load(
     Raises:
         typer.BadParameter: a drafter without a target, or a file as a target.
     """
-    if target is None and parent is not None:
-        raise typer.BadParameter(
-            "--parent goes with --target and --drafter; the embedded family has its own."
-        )
-    if target is None and drafter is not None:
-        raise typer.BadParameter(
-            "--drafter goes with --target: name both, the target alone, or neither for the "
-            "embedded family."
-        )
-    if target is not None and Path(target).is_file() and not target.endswith(".gguf"):
+    embedded = target is None
+    if embedded:
+        if drafter is not None or parent is not None:
+            raise typer.BadParameter(
+                "--drafter goes with --target, and --parent with both; the embedded family has "
+                "its own."
+            )
+        target, drafter, parent = (str(FAMILY / name) for name in ("target", "pard", "draft"))
+    elif Path(target).is_file() and not target.endswith(".gguf"):
         raise typer.BadParameter(
             f"--target {target} is a file: name the folder that it lies in, or a .gguf file."
         )
-    embedded = target is None
-    if embedded:
-        target, drafter = str(FAMILY / "target"), str(FAMILY / "pard")
-        parent = str(FAMILY / "draft")
     placement = dtype.placement
-    model, tokenizer = open_target(str(target), placement)
+    model, tokenizer = open_target(target, placement)
     draft: Drafter
     if drafter == "ngram":
         draft = NgramDrafter()
@@ -222,7 +227,7 @@ def load(
         draft, why = fitting(model, **placement)
         err_console.print(why)
     else:
-        draft = AutoDrafter.from_pretrained(str(drafter), **placement)
+        draft = AutoDrafter.from_pretrained(drafter, **placement)
     small = open_model(parent, **placement) if parent else None
     more = (
         _load_ppd_drafters(small)
