@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from ..bench.cases import Case, methods_of
-from ..bench.compare import compare
 from ..bench.measure import Settings
 from ..bench.methods import Variant, drafted, replayed
 from ..bench.questions import ask, load_questions, random_prompts
+from ..bench.results import compare
 from ..demo import GENERAL, QUESTIONS
 from ..drafters.ngram import NgramDrafter
 from ..outer_names import is_recurrent_model

@@ -10,9 +10,8 @@ from tiny import near_copy, tiny_model, with_prompts
 
 import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, drafted, plain
-from hf_paradraft.bench.compare import compare
 from hf_paradraft.bench.methods import Variant
-from hf_paradraft.bench.results import Unfinished
+from hf_paradraft.bench.results import Unfinished, compare
 
 
 class Stopped(Exception):
@@ -70,7 +69,7 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
         raise Stopped
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hf_paradraft.bench.compare.check_equality", stopped)
+        patch.setattr("hf_paradraft.bench.results.check_equality", stopped)
         with pytest.raises(Stopped):
             compare(target, methods, prompts, console, Settings(4), file=file)
     for weights in (next(pard.parameters()), ppd.prompts):
@@ -104,7 +103,7 @@ def test_without_memory_for_fp32_the_figures_are_kept(monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr("hf_paradraft.bench.compare.check_equality", full)
+    monkeypatch.setattr("hf_paradraft.bench.results.check_equality", full)
     console = Console(record=True, width=120)
     rows = compare(
         tiny_model(dtype=torch.float32).bfloat16(),
