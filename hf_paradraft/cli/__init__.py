@@ -41,6 +41,7 @@ def with_home(word: str, before: str) -> str:
     return os.path.expanduser(word) if before.startswith("--") and "=" not in before else word
 
 
+EXTRAS = {"datasets": "train", "matplotlib": "bench", "pandas": "bench"}  # what brings a package
 app = typer.Typer(
     cls=Paradraft,
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
@@ -81,7 +82,7 @@ def main() -> None:
     try:
         app()
     except ModuleNotFoundError as error:
-        extra = {"datasets": "train", "matplotlib": "bench"}.get(error.name or "")
+        extra = EXTRAS.get(error.name or "")
         if extra is None:
             raise
         err_console.print(

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import colormaps
+from matplotlib import color_sequences
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from pandas import DataFrame
 
 from . import BLUE, GREEN, ORANGE
 from .tables import SPLIT, Record, groups, printable
@@ -39,21 +40,12 @@ def by_task(
     Over all, the bars show the mean of the speed-ups, or τ over all tokens.
     """
     rows = _first_group(rows)
+    bars = {_plain(row["method"]): [*row[detail].values(), row[average]] for row in rows}
     categories = [*map(_plain, rows[0][detail]), "all"]
     figure, axes = _canvas(max(6.0, 1.9 * len(categories)), 4)
-    width = 0.8 / len(rows)
-    colours = colormaps["tab20"]
-    for index, row in enumerate(rows):
-        positions = [tick + index * width for tick in range(len(categories))]
-        axes.bar(
-            positions,
-            [*row[detail].values(), row[average]],
-            width,
-            label=_plain(row["method"]),
-            color=colours(index % 20),
-        )
+    colours = color_sequences["tab20"]
+    DataFrame(bars, categories).plot.bar(ax=axes, width=0.8, rot=0, color=colours, legend=False)
     axes.axhline(1, color="black", linewidth=0.8)
-    axes.set_xticks([tick + 0.4 - width / 2 for tick in range(len(categories))], categories)
     axes.set_ylabel(
         "tokens per second ÷ plain generate's"
         if average == "speedup"
@@ -131,11 +123,12 @@ def time_split(rows: Sequence[Record]) -> Figure | None:
         return None
     figure, axes = _canvas(6.5, 0.4 * len(ours) + 1.4)
     plain = _first_group(rows)[0]["tokens_per_second"]
-    names, left = [_plain(row["method"]) for row in ours], [0.0] * len(ours)
-    for part, colour in zip(SPLIT, (BLUE, GREEN, ORANGE), strict=True):
-        widths = [row["time_split"][part] * plain / row["tokens_per_second"] for row in ours]
-        axes.barh(names, widths, left=left, label=part, color=colour)
-        left = [begin + width for begin, width in zip(left, widths, strict=True)]
+    seconds = {
+        part: [row["time_split"][part] * plain / row["tokens_per_second"] for row in ours]
+        for part in SPLIT
+    }
+    names = [_plain(row["method"]) for row in ours]
+    DataFrame(seconds, names).plot.barh(ax=axes, stacked=True, color=[BLUE, GREEN, ORANGE])
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel("seconds per token ÷ plain generate's")
