@@ -7,8 +7,8 @@ next window: no time was lost (*post-verify*). If not, the guesses are dropped, 
 its newest token alone while the drafter writes a new window (*pre-verify*); or the drafter writes
 first, where it was seen to be so much faster than the target that this brings more.
 
-Drafts are judged by the same rules as ever, and are drawn without looking at the target's draws; so
-outputs stay what they are.
+A draft is a chain here, whatever `tree_size` says. Drafts are judged by the same rules as ever, and
+are drawn without looking at the target's draws; so outputs stay what they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ..decoding.group import Group
 from ..decoding.loop import SpeculativeOutput, output, speculative_decoding, step
 from ..decoding.recurrent import is_recurrent
 from ..decoding.tree_attention import without_cudnn_attention
-from ..decoding.trees import likely_path, part
+from ..decoding.trees import part
 from ..hardware import input_device
 from ..names import BaseStreamer
 from ..notes import of_pair
@@ -74,17 +74,6 @@ def decoding_of(
     apart = drafter.apart is not None or device_of(drafter) not in (None, input_device(target))
     overlaps = config.overlap and (apart or not config.never_slower)
     return overlapped_decoding if overlaps else speculative_decoding
-
-
-def below(draft: Draft, token: int) -> Draft:
-    """Cut out the subtree below the child of the root that is `token`; empty if there is none."""
-    ids = draft.token_ids
-    root = next((node for node in draft.children(-1) if ids[node] == token), None)
-    nodes = [root]
-    for node, parent in enumerate(draft.parents):
-        if parent in nodes:
-            nodes.append(node)
-    return part(draft, nodes[1:], root)
 
 
 class DrafterThread:
@@ -176,8 +165,6 @@ class Windows:
         self.nothing = group.nothing
         # of each sequence: what is verified next, and what was guessed after it
         self.windows = self.ahead = [self.nothing] * len(call.sequences)
-        # of each sequence, the nodes that the drafter takes for accepted
-        self.paths: list[list[int]] = []
         # what the drafter was asked about last
         self.texts = [sequence.ids[0, :0] for sequence in call.sequences]
         self.size = 0  # tokens guessed in this round, at most
@@ -210,7 +197,7 @@ class Windows:
             sequence.draft = window if prefix.room else self.nothing
 
     def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Make drafts after `prefixes`, with each prefix's `kept` set.
+        """Make chains after `prefixes`, with each prefix's `kept` set.
 
         `kept` is the number of the prefix's first tokens that the drafter was asked about before.
         """
@@ -220,7 +207,7 @@ class Windows:
             same = before[:most] == prefix.ids[0, :most]
             asked.append(replace(prefix, kept=int(same.cumprod(0).sum())))
             self.texts[index] = prefix.ids[0].clone()
-        return self.group.shape(asked, self.call.verifier.branches)
+        return self.group.shape(asked, branches=False)
 
     @contextmanager
     def drafting_ahead(self) -> Iterator[None]:
@@ -229,13 +216,13 @@ class Windows:
         The drafter guesses as if each window were accepted as far as it goes.
         """
         self.waited, self.hidden, self.size = 0.0, 0.0, self._most()
-        self.paths = [likely_path(sequence.draft) for sequence in self.call.sequences]
         hoped = []
-        for sequence, path in zip(self.call.sequences, self.paths, strict=True):
-            prefix = sequence.prefix(len(path) + self.size)
-            ids = torch.cat([prefix.ids, sequence.draft.tokens[path][None]], dim=1)
+        for sequence in self.call.sequences:
+            window = sequence.draft
+            prefix = sequence.prefix(len(window) + self.size)
+            ids = torch.cat([prefix.ids, window.tokens[None]], dim=1)
             # One of the guesses stands for the target's own token.
-            hoped.append(Prefix(ids, max(0, prefix.room - len(path)), 0))
+            hoped.append(Prefix(ids, max(0, prefix.room - len(window)), 0))
         self.ahead = [self.nothing] * len(hoped)
         if not any(prefix.room for prefix in hoped):
             self.size = 0
@@ -252,24 +239,19 @@ class Windows:
         """Keep what was guessed after sequences that went as expected; drop the rest."""
         begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
         self.windows = []
-        for sequence, likely, ahead in zip(
-            self.call.sequences, self.paths, self.ahead, strict=True
-        ):
-            accepted = sequence.accepted
-            if accepted is None:
-                self.windows.append(self.nothing)
-                continue
-            for depth in range(
-                min(accepted.judged, len(sequence.draft), self.schedule.most - begin)
-            ):
-                self.schedule.observe_guess(begin + depth, depth < len(accepted.path))
-            new = accepted.tokens[: sequence.length - accepted.begin]
-            fits = accepted.path == likely and len(new) == len(accepted.path) + 1
-            self.windows.append(below(ahead, new[-1]) if fits else self.nothing)
-            if fits and len(ahead):
-                self.schedule.observe_guess(
-                    0, any(ahead.token_ids[node] == new[-1] for node in ahead.children(-1))
-                )
+        for sequence, ahead in zip(self.call.sequences, self.ahead, strict=True):
+            accepted, next_window = sequence.accepted, self.nothing
+            if accepted is not None:
+                window, right = len(sequence.draft), len(accepted.path)
+                for depth in range(min(accepted.judged, window, self.schedule.most - begin)):
+                    self.schedule.observe_guess(begin + depth, depth < right)
+                new = accepted.tokens[: sequence.length - accepted.begin]
+                if len(ahead) and right == window and len(new) == window + 1:
+                    guessed = ahead.token_ids[0] == new[-1]
+                    self.schedule.observe_guess(0, guessed)
+                    if guessed:
+                        next_window = part(ahead, range(1, len(ahead)), 0)
+            self.windows.append(next_window)
 
     def observe(self, seconds: float, verify_seconds: float) -> None:
         """Learn what a round took after what was drafted first, unless it read the prompt."""
@@ -324,9 +306,8 @@ def overlapped_decoding(
         if overlapped and call.rule.draws is not None:
             seed = int(torch.randint(2**62, (), device="cpu"))
             call.rule.draws.generator = torch.Generator(call.buffer.device).manual_seed(seed)
-        chain = not call.verifier.branches or config.tree_size is None
         thread = DrafterThread(input_device(model), device_of(used))
-        windows = Windows(call, group, thread, schedule, chain and repeatable)
+        windows = Windows(call, group, thread, schedule, repeatable)
         with thread.executor:
             while batch.read_piece():
                 pass

@@ -225,13 +225,11 @@ class ProcessDrafting(Drafting):
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Ask the worker for its drafts, and return them as `GuessedTokens`."""
-        changes = [
-            (prefix.kept, prefix.ids[0, prefix.kept :].tolist(), prefix.room) for prefix in prefixes
-        ]
+        asked = [(prefix.ids[0].tolist(), prefix.room, prefix.kept) for prefix in prefixes]
         return [
-            GuessedTokens(prefix.ids.new_tensor(tokens), parents, acceptance)
-            for prefix, (tokens, parents, acceptance) in zip(
-                prefixes, self._ask("propose", changes), strict=True
+            GuessedTokens(prefix.ids.new_tensor(tokens), acceptance=acceptance)
+            for prefix, (tokens, acceptance) in zip(
+                prefixes, self._ask("propose", asked), strict=True
             )
         ]
 

@@ -13,7 +13,6 @@ from traceback import format_exception
 from typing import Any
 
 import torch
-from torch import LongTensor
 from transformers import LogitsProcessorList, PreTrainedModel
 
 from ..decoding.accept import Greedy
@@ -22,8 +21,6 @@ from ..decoding.drafts import DraftBuilder
 from ..decoding.tree_attention import without_cudnn_attention
 from ..protocol import Drafter, Drafting, Observation, Prefix, SpeculationConfig
 from .loop import device_of
-
-WHOLE_TREE = 32  # nodes that are sent where the engine chooses how many of them are verified
 
 
 class Worker:
@@ -38,42 +35,29 @@ class Worker:
     def __init__(
         self, drafter: Drafter, target: PreTrainedModel, config: SpeculationConfig, max_length: int
     ):
-        size = WHOLE_TREE if config.tree_size == "auto" else config.tree_size
         config = replace(
-            config, tree_size=size, overlap=False, prompt_lookup=False, never_slower=False
+            config, tree_size=None, overlap=False, prompt_lookup=False, never_slower=False
         )
         drafter.speculation_config = config
         self.drafting, self.device = drafter.start_drafting(target, max_length), device_of(drafter)
         budget = Budget(RowLatency([1], [1.0]), config.num_draft_tokens)
         vocab_size = target.config.get_text_config().vocab_size
         self.builder = DraftBuilder(config, Greedy(), budget, vocab_size, type(drafter).__name__)
-        self.sequences: list[LongTensor] = []
 
     def propose(
-        self, changes: list[tuple[int, list[int], int]]
-    ) -> list[tuple[list[int], list[int], list[float] | None]]:
-        """Draft for each sequence: tokens, parents, acceptance.
+        self, asked: list[tuple[list[int], int, int]]
+    ) -> list[tuple[list[int], list[float] | None]]:
+        """Draft a chain for each sequence: tokens and their acceptance.
 
         Args:
-            changes: of each sequence, since it was asked about last: how many leading tokens stay,
-                those after them, and `room` as in `Prefix`.
+            asked: ids, `room` and `kept` of each sequence's `Prefix`.
         """
-        before = self.sequences or [torch.empty(0, dtype=torch.long, device=self.device)] * len(
-            changes
-        )
-        self.sequences = [
-            torch.cat([ids[:stays], ids.new_tensor(tokens)])
-            for ids, (stays, tokens, _) in zip(before, changes, strict=True)
-        ]
         prefixes = [
-            Prefix(ids[None], room, stays)
-            for ids, (stays, _, room) in zip(self.sequences, changes, strict=True)
+            Prefix(torch.tensor([ids], device=self.device), room, kept) for ids, room, kept in asked
         ]
-        processors = [LogitsProcessorList()] * len(changes)
-        drafts = self.builder(
-            self.drafting, prefixes, processors, self.builder.config.tree_size is not None
-        )
-        return [(draft.token_ids, draft.parents, draft.acceptance) for draft in drafts]
+        processors = [LogitsProcessorList()] * len(prefixes)
+        drafts = self.builder(self.drafting, prefixes, processors, branches=False)
+        return [(draft.token_ids, draft.acceptance) for draft in drafts]
 
     def observe(self, brought: list[tuple[list[int], int] | None]) -> None:
         """Take each sequence's tokens, and the position of the first that was read."""

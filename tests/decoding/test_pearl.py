@@ -17,9 +17,7 @@ from tiny import ARCHITECTURES, EOS, letters, near_copy, tiny_model, with_prompt
 from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
-from hf_paradraft.decoding.trees import likely_path
 from hf_paradraft.integration.look import check_reads
-from hf_paradraft.pearl.loop import below
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 MAKE = {
@@ -278,13 +276,12 @@ def test_two_calls_at_once_on_one_drafter(prompt):
     assert all(torch.equal(plain, text) for text in texts)
 
 
-def test_a_window_goes_on_behind_the_targets_own_token():
-    draft = hf_paradraft.Draft(
-        torch.tensor([4, 5, 6, 7, 8]), [-1, -1, 1, 1, 2], acceptance=[0.5, 0.4, 0.3, 0.2, 0.1]
+@pytest.mark.parametrize("tree_size", [None, 7, "auto"])
+def test_windows_are_chains(tree_size, prompt):
+    target, drafter = TARGETS["llama"], near_copy(TARGETS["llama"], 0.03)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        5, tree_size, never_slower=False, overlap=True, trace=True
     )
-    assert likely_path(draft) == [0]
-    rest = below(draft, 5)
-    assert rest.tokens.tolist() == [6, 7, 8]
-    assert rest.parents == [-1, -1, 0]
-    assert rest.acceptance == [0.3, 0.2, 0.1]
-    assert len(below(draft, 9)) == len(below(draft, 4)) == 0
+    trace = rounds(drafter, target, prompt).trace
+    assert any(len(record.drafted) > 1 for record in trace)
+    assert all(record.parents == [*range(-1, len(record.drafted) - 1)] for record in trace)
