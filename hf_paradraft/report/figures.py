@@ -60,19 +60,20 @@ def tau_by_task(rows: Sequence[Record]) -> Figure:
     return by_task(rows, "tau_by_category", "tau")
 
 
-def _lines(lines: Mapping[str, Sequence[tuple[float, float]]], **labels: Any) -> tuple[Figure, Any]:
-    """Draw a line of points for each method, with a legend."""
+def _lines(
+    lines: Mapping[str, Mapping[int, float]], powers: Sequence[int] = (), **labels: Any
+) -> Figure:
+    """Draw a line of points for each method, over whole numbers or these powers of two."""
     figure, axes = _canvas()
     for name, points in lines.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=_plain(name))
+        axes.plot(*zip(*sorted(points.items()), strict=True), marker="o", label=_plain(name))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if powers:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(powers, powers)
     axes.set(**labels)
     axes.legend(fontsize="small")
-    return figure, axes
-
-
-def _by_powers_of_two(axes: Any, ticks: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, ticks)
+    return figure
 
 
 def tau_by_length(rows: Sequence[Record]) -> Figure | None:
@@ -80,16 +81,15 @@ def tau_by_length(rows: Sequence[Record]) -> Figure | None:
 
     Methods that differ in K alone, as `pard-chain-k4` and `pard-chain-k8`, are one line.
     """
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, dict[int, float]] = {}
     for row in _first_group(rows):
         if match := re.fullmatch(r"(.+?)-k(\d+)(.*)", row["method"]):
-            lines.setdefault(match[1] + match[3], []).append((int(match[2]), row["tau"]))
+            lines.setdefault(match[1] + match[3], {})[int(match[2])] = row["tau"]
     if all(len(points) < 2 for points in lines.values()):
         return None
-    lines = {name: sorted(points) for name, points in lines.items()}
     return _lines(
         lines, xlabel="K: drafted tokens", ylabel="τ: tokens per target forward", ylim=(1, None)
-    )[0]
+    )
 
 
 def acceptance(rows: Sequence[Record]) -> Figure | None:
@@ -98,19 +98,17 @@ def acceptance(rows: Sequence[Record]) -> Figure | None:
     The figure is None without chains of ours.
     """
     lines = {
-        row["method"]: [
-            (position, 100 * rate) for position, rate in enumerate(row["acceptance_by_position"], 1)
-        ]
+        row["method"]: {
+            position: 100 * rate for position, rate in enumerate(row["acceptance_by_position"], 1)
+        }
         for row in _first_group(rows)
         if row.get("acceptance_by_position") and "chain" in row["method"]
     }
     if not lines:
         return None
-    figure, axes = _lines(
+    return _lines(
         lines, xlabel="draft position", ylabel="accepted where the one before was, %", ylim=(0, 102)
     )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return figure
 
 
 def time_split(rows: Sequence[Record]) -> Figure | None:
@@ -144,19 +142,17 @@ def speedup_by_batch(rows: Sequence[Record]) -> Figure | None:
     sizes = sorted({row["batch_size"] for row in rows})
     if len(sizes) < 2:
         return None
-    lines: dict[str, list[tuple[float, float]]] = {}
+    lines: dict[str, dict[int, float]] = {}
     for row in rows:
         if row["temperature"] == rows[0]["temperature"]:
-            lines.setdefault(row["method"], []).append((row["batch_size"], row["speedup"]))
-    lines = {name: sorted(points) for name, points in lines.items() if len(points) > 1}
-    figure, axes = _lines(
-        lines,
+            lines.setdefault(row["method"], {})[row["batch_size"]] = row["speedup"]
+    return _lines(
+        {name: points for name, points in lines.items() if len(points) > 1},
+        sizes,
         xlabel="prompts answered together",
         ylabel="tokens per second ÷ plain generate's",
         ylim=(0, None),
     )
-    _by_powers_of_two(axes, sizes)
-    return figure
 
 
 def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
@@ -166,18 +162,18 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     """
     if (latency := rows[0].get("latency")) is None:
         return None
-    figure, axes = _canvas()
-    axes.plot(
+    one = latency["seconds"][0]
+    times = {
+        count: seconds / one
+        for count, seconds in zip(latency["rows"], latency["seconds"], strict=True)
+    }
+    return _lines(
+        {"target": times},
         latency["rows"],
-        [seconds / latency["seconds"][0] for seconds in latency["seconds"]],
-        marker="o",
-        color=BLUE,
+        xlabel="new tokens in a target forward",
+        ylabel="time ÷ that of one token",
+        ylim=(0, None),
     )
-    _by_powers_of_two(axes, latency["rows"])
-    axes.set(
-        xlabel="new tokens in a target forward", ylabel="time ÷ that of one token", ylim=(0, None)
-    )
-    return figure
 
 
 # and where each says what has drawn it
