@@ -29,7 +29,6 @@ from ..notes import notes_on
 from ..outer_names import attention_function, plain_decoding
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from ..rules.noise import generator_of
-from .setting import plainly
 
 NEW = 4  # tokens: two of a draft after the prompt, and two of a tree
 NEW_OF_OTHERS = 16  # tokens, for a target with code of others: drafts are as wide as a call's
@@ -347,7 +346,10 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
 
 @contextmanager
 def _twin_of(model: PreTrainedModel, device: torch.device) -> Iterator[PreTrainedModel]:
-    """Lend a model whose generation config, memory and random numbers are not the caller's."""
+    """Lend a model whose generation config, memory and random numbers are not the caller's.
+
+    No drafter is set on it either.
+    """
     # What its own config says of decoding is for texts of others, and other threads may decode with
     # it meanwhile.
     twin = object.__new__(type(model))
@@ -358,7 +360,7 @@ def _twin_of(model: PreTrainedModel, device: torch.device) -> Iterator[PreTraine
         for had in own
     ]
     # the caller's seed is the caller's
-    with plainly(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield twin
         # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text

@@ -4,10 +4,8 @@ pipelines, agents).
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 from typing import Literal
 
 from torch import nn
@@ -20,7 +18,7 @@ from ..outer_names import innermost
 from ..protocol import Drafter
 from .pairing import check_same_tokenizer
 
-_thread, _lock = threading.local(), threading.Lock()
+_lock = Lock()
 
 
 @dataclass(eq=False)
@@ -82,19 +80,6 @@ class set_drafter:
 
 
 def drafter_on(target: PreTrainedModel) -> Drafter | None:
-    """Look up the drafter that is set on a model.
-
-    It is None if there is none, or if this thread is to decode plainly.
-    """
-    drafters = notes_on(target).get("set")
-    return None if getattr(_thread, "plain", False) or not drafters else drafters[-1].drafter
-
-
-@contextmanager
-def plainly() -> Iterator[None]:
-    """Decode without the drafters that are set, in this thread, for the time of the block."""
-    before, _thread.plain = getattr(_thread, "plain", False), True
-    try:
-        yield
-    finally:
-        _thread.plain = before
+    """Look up the drafter that is set on a model; None if there is none."""
+    entries = notes_on(target).get("set")
+    return entries[-1].drafter if entries else None

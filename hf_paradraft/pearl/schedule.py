@@ -41,16 +41,10 @@ def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> 
     Raises:
         ValueError: with what to change.
     """
-    who = type(drafter).__name__
-    if drafter.needs(model):
+    if drafter.needs(model) or drafter.guesses_in_target:
         raise Refused(
-            f"overlap=True: {who} reads the target's hidden states, so its next window needs this "
-            "one's: set overlap=False."
-        )
-    if drafter.guesses_in_target:
-        raise Refused(
-            f"overlap=True: {who} guesses in the target's own forward, and has nothing to do "
-            "meanwhile: set it False."
+            f"overlap=True: {type(drafter).__name__} reads the target's hidden states, so its next "
+            "window needs this one's, or guesses in the target's own forward: set overlap=False."
         )
     if recurrent:
         raise Refused(
