@@ -8,9 +8,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from ..auto import AutoDrafter
-from ..decoding.latency import row_latency
 from ..drafters.eagle3.config import Eagle3Config
-from ..drafters.ppd.sparse import sizes
 from ..files import check_rows_there
 from ..integration.look import reads_exactly
 from ..protocol import Drafter
@@ -182,20 +180,11 @@ def calibrate(
     max_length: MaxLength = 512,
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
-    """Count how often prompt tokens guess right, and show which number of rows is fastest here."""
+    """Count how often prompt tokens guess right, and save it with the adapter."""
     from ..drafters.ppd.calibration import calibrate_folder
 
     adapted = calibrate_folder(adapter, eval_file, target, max_length, dtype.chosen)
-    config, latency = adapted.active_peft_config, row_latency(adapted.get_base_model())
     right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")
-    for distance, rates in enumerate(config.accuracy, 1):
+    for distance, rates in enumerate(adapted.active_peft_config.accuracy, 1):
         right.add_row(str(distance), *(f"{100 * rate:.1f}" for rate in rates[:5]))
     console.print(right)
-    choices = sizes(config.accuracy, config.num_ensembles, latency)
-    best = max(choices, key=lambda size: size.tau / size.seconds)
-    table = Table("tree_size", "τ", "ms", "× plain", title="Promised, by the rows of a round")
-    for size in choices:
-        speed = f"{size.tau * float(latency(1)) / size.seconds:.2f}"
-        cells = [str(size.rows), f"{size.tau:.2f}", f"{1000 * size.seconds:.1f}", speed]
-        table.add_row(*cells, style="bold green" if size is best else "")
-    console.print(table)
