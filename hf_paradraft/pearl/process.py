@@ -72,11 +72,6 @@ class ProcessDrafter(Drafter):
         """The drafter's, by which vocabularies are compared."""
         return getattr(self.drafter, "config", None)
 
-    @property
-    def device(self) -> torch.device | None:
-        """The device of the drafter, here and in its process."""
-        return device_of(self.drafter)
-
     def attach(self, target: PreTrainedModel) -> None:
         """Check the drafter with `target`, and start its process.
 
@@ -195,7 +190,7 @@ class RemoteDrafter(Drafter):
     @property
     def device(self) -> torch.device | None:
         """Its device in its process."""
-        return self.owner().device
+        return device_of(self.owner().drafter)
 
     def attach(self, target: PreTrainedModel) -> None:
         """Attach the owner's drafter."""
