@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_paradraft import AutoDrafter, Memory, NgramDrafter, SpeculationConfig
 from hf_paradraft.bench.measure import Settings, bench
-from hf_paradraft.bench.methods import Variant, drafted, plain, prompt_lookup
+from hf_paradraft.bench.methods import drafted, plain, prompt_lookup
 from hf_paradraft.bench.questions import Question, ask
 from hf_paradraft.bench.results import environment, records
 from hf_paradraft.hardware import fast_dtype
@@ -120,11 +120,11 @@ def main(
     methods = [
         plain(),
         prompt_lookup(),
-        drafted(Variant("ngram-text-k10", NgramDrafter(), SpeculationConfig(10, None))),
-        drafted(Variant("ngram-text-k32", NgramDrafter(), chain)),
-        drafted(Variant("ngram-memory-k32", NgramDrafter(memory=memory), chain)),
-        drafted(Variant(f"{guessing.kind}-tree-auto-text", guessing, tree)),
-        drafted(Variant(f"{guessing.kind}-tree-auto-memory", knowing, tree)),
+        drafted("ngram-text-k10", NgramDrafter(), SpeculationConfig(10, None)),
+        drafted("ngram-text-k32", NgramDrafter(), chain),
+        drafted("ngram-memory-k32", NgramDrafter(memory=memory), chain),
+        drafted(f"{guessing.kind}-tree-auto-text", guessing, tree),
+        drafted(f"{guessing.kind}-tree-auto-memory", knowing, tree),
     ]
     prompts = ask(questions, tokenizer, model, max_new_tokens)
     rows = records(

@@ -19,14 +19,12 @@ from ..protocol import Drafter, SpeculationConfig
 from ..protocol.config import TreeSize
 from .methods import (
     Method,
-    Variant,
     assisted,
     drafted,
     plain,
     prompt_lookup,
     prompt_lookup_variants,
     variants_of,
-    with_threads,
 )
 
 
@@ -70,16 +68,16 @@ def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
     sequential on all cores.
     """
     config = SpeculationConfig(length, None, never_slower=False)
-    chain = Variant(f"{name}-chain-k{length}", drafter, config)
-    one_core = Variant(f"{name}-chain-k{length}-one-core", drafter, config)
-    pearl = Variant(f"pearl-{name}-k{length}", drafter, replace(config, overlap=True))
-    apart = Variant(
-        f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), replace(config, overlap=True)
-    )
-    return [with_threads(drafted(one_core), 1), drafted(pearl), drafted(apart), drafted(chain)]
+    chain, overlap = f"{name}-chain-k{length}", replace(config, overlap=True)
+    return [
+        replace(drafted(f"{chain}-one-core", drafter, config), threads=1),
+        drafted(f"pearl-{name}-k{length}", drafter, overlap),
+        drafted(f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), overlap),
+        drafted(chain, drafter, config),
+    ]
 
 
-def _told_apart(variants: Sequence[Variant]) -> list[Variant]:
+def _told_apart(variants: Sequence[Method]) -> list[Method]:
     """Append the drafter's folder to variant names that several variants have.
 
     Where folders do not tell drafters apart, the drafter's number in the order given is appended.
@@ -132,16 +130,11 @@ def methods_of(
     compiled = case == Case.compiled
     if case == Case.hopeless:
         length = max(draft_lengths)
-        chains = [
-            (f"{drafter.kind}-chain-k{length}", drafter),
-            (f"{drafter.kind}-chain-untrained-k{length}", _untrained(drafter)),
-        ]
+        name, chain = f"{drafter.kind}-chain", SpeculationConfig(length, None)
         return [
             plain(),
-            *(
-                drafted(Variant(name, candidate, SpeculationConfig(length, None)))
-                for name, candidate in chains
-            ),
+            drafted(f"{name}-k{length}", drafter, chain),
+            drafted(f"{name}-untrained-k{length}", _untrained(drafter), chain),
         ]
     peers = []
     if compiled and parent is not None and ASSISTS_COMPILED and not recurrent:
@@ -149,15 +142,13 @@ def methods_of(
     if case == Case.methods and not recurrent:
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
-    variants = variants_of(drafter, draft_lengths, tree_sizes)
-    if case == Case.methods:
-        more = (
-            variant for other in others for variant in variants_of(other, draft_lengths, tree_sizes)
-        )
-        variants = _told_apart([*variants, *more])
+    drafters = [drafter, *others] if case == Case.methods else [drafter]
+    variants = _told_apart(
+        [way for one in drafters for way in variants_of(one, draft_lengths, tree_sizes)]
+    )
     if lookup:
-        peers.append(
-            drafted(Variant("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))
-        )
+        peers.append(drafted("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))
         variants += prompt_lookup_variants(variants)
-    return [plain(compiled), *peers, *(drafted(variant, compiled) for variant in variants)]
+    for variant in variants:
+        variant.config = replace(variant.config, compile=compiled)
+    return [plain(compiled), *peers, *variants]

@@ -4,8 +4,8 @@ drafter.
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,27 +18,68 @@ from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConf
 from ..protocol.config import TreeSize
 
 
-@dataclass(frozen=True)
-class Variant:
-    """One way to use a drafter, under the name that it has in benchmarks."""
+def _keep_record(record: logging.LogRecord) -> bool:
+    """Tell whether a log record is not assisted generation's warning about its own arguments."""
+    return "Passing `generation_config` together" not in record.getMessage()
+
+
+@dataclass
+class Method:
+    """A way to generate that is measured.
+
+    Attributes:
+        name: begins with `plain`, `assisted`, `prompt-lookup`, or the name of a kind of drafter.
+        arguments: for `generate`.
+        drafter: ours, which counts its own rounds; None for the others, whose forwards are counted
+            from outside.
+        config: the options of our drafter in these calls.
+        threads: CPU threads of a call; None: all that torch has.
+        batches: whether it takes more than one prompt at a time.
+    """
 
     name: str
-    drafter: Drafter
-    config: SpeculationConfig
+    arguments: dict[str, Any] = field(default_factory=dict)
+    drafter: Drafter | None = None
+    config: SpeculationConfig | None = None
+    threads: int | None = None
+    batches: bool = False
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Set what a call needs outside of its arguments, and put it back after the block."""
+        drafter, threads = self.drafter, torch.get_num_threads()
+        before = None if drafter is None else drafter.speculation_config
+        told = logging.getLogger("transformers.generation.utils")
+        told.addFilter(_keep_record)
+        torch.set_num_threads(self.threads or threads)
+        if drafter is not None:
+            drafter.speculation_config = self.config
+        try:
+            yield
+        finally:
+            if drafter is not None:
+                drafter.speculation_config = before
+            torch.set_num_threads(threads)
+            told.removeFilter(_keep_record)
 
 
-def prompt_lookup_variants(variants: Sequence[Variant]) -> list[Variant]:
-    """Make a variant with prompt lookup of each variant that drafts trees."""
-    trees = [variant for variant in variants if variant.config.tree_size]
+def drafted(name: str, drafter: Drafter, config: SpeculationConfig) -> Method:
+    """Make the method of our decoding loop with a drafter and its options."""
+    return Method(name, {"assistant_model": drafter}, drafter, config, batches=True)
+
+
+def prompt_lookup_variants(methods: Sequence[Method]) -> list[Method]:
+    """Make a method with prompt lookup of each that drafts trees."""
     return [
-        Variant(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True))
-        for tree in trees
+        drafted(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True))
+        for tree in methods
+        if tree.config.tree_size
     ]
 
 
 def variants_of(
     drafter: Drafter, lengths: Sequence[int], sizes: Sequence[TreeSize]
-) -> list[Variant]:
+) -> list[Method]:
     """List a drafter's chains of all lengths, then its trees of all sizes.
 
     Trees are as deep as the longest chain; of prompt tokens, only their own tree is listed.
@@ -54,41 +95,20 @@ def variants_of(
     if drafter.kind.startswith("ppd"):
         own = drafter.speculation_config
         name = own.tree_size if own.tree_size == "auto" else f"n{own.tree_size}"
-        return [Variant(f"{drafter.kind}-{name}", drafter, own)]
+        return [drafted(f"{drafter.kind}-{name}", drafter, own)]
     most = drafter.most_drafts
     lengths = lengths if most is None else sorted({min(length, most) for length in lengths})
     depth = max(lengths)
     chains = [
-        Variant(f"{drafter.kind}-chain-k{length}", drafter, SpeculationConfig(length, None))
+        drafted(f"{drafter.kind}-chain-k{length}", drafter, SpeculationConfig(length, None))
         for length in lengths
     ]
     names = [size if size == "auto" else f"n{size}" for size in sizes]
     trees = [
-        Variant(f"{drafter.kind}-tree-k{depth}-{name}", drafter, SpeculationConfig(depth, size))
+        drafted(f"{drafter.kind}-tree-k{depth}-{name}", drafter, SpeculationConfig(depth, size))
         for name, size in zip(names, sizes, strict=True)
     ]
     return [*chains, *trees]
-
-
-@dataclass
-class Method:
-    """A way to generate that is measured.
-
-    Attributes:
-        name: begins with `plain`, `assisted`, `prompt-lookup`, or the name of a kind of drafter.
-        arguments: for `generate`.
-        using: what is set for the time of a call, and put back after it, where it only lives on a
-            shared assistant.
-        drafter: ours, which counts its own rounds; None for the others, whose forwards are counted
-            from outside.
-        batches: whether it takes more than one prompt at a time.
-    """
-
-    name: str
-    arguments: dict[str, Any] = field(default_factory=dict)
-    using: Callable[[], AbstractContextManager] = nullcontext
-    drafter: Drafter | None = None
-    batches: bool = False
 
 
 def plain(compiled: bool = False) -> Method:
@@ -114,21 +134,6 @@ def prompt_lookup(num_tokens: int = 10) -> Method:
     return Method("prompt-lookup", {"prompt_lookup_num_tokens": num_tokens})
 
 
-def _keep_record(record: logging.LogRecord) -> bool:
-    """Tell whether a log record is not assisted generation's warning about its own arguments."""
-    return "Passing `generation_config` together" not in record.getMessage()
-
-
-@contextmanager
-def _without_own_warning() -> Iterator[None]:
-    told = logging.getLogger("transformers.generation.utils")
-    told.addFilter(_keep_record)
-    try:
-        yield
-    finally:
-        told.removeFilter(_keep_record)
-
-
 def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = False) -> Method:
     """Make the method of transformers' assisted generation with an autoregressive model.
 
@@ -146,23 +151,7 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = F
         assistant_confidence_threshold=0.4 if num_tokens is None else 0.0,
     )
     arguments = {"assistant_model": assistant, **(_compiled() if compiled else {})}
-    return Method(f"{name}-compiled" if compiled else name, arguments, _without_own_warning)
-
-
-def drafted(variant: Variant, compiled: bool = False) -> Method:
-    """Make the method of our decoding loop with one variant of a drafter."""
-    drafter, config = variant.drafter, replace(variant.config, compile=compiled)
-
-    @contextmanager
-    def using() -> Iterator[None]:
-        before = drafter.speculation_config
-        drafter.speculation_config = config
-        try:
-            yield
-        finally:
-            drafter.speculation_config = before
-
-    return Method(variant.name, {"assistant_model": drafter}, using, drafter, batches=True)
+    return Method(f"{name}-compiled" if compiled else name, arguments)
 
 
 class Replay(Drafter, Drafting):
@@ -191,20 +180,4 @@ class Replay(Drafter, Drafting):
 def replayed(num_tokens: int) -> Method:
     """Make the method of drafts that are the target's own answers."""
     drafter = Replay(num_tokens)
-    return drafted(Variant("replayed", drafter, drafter.speculation_config))
-
-
-def with_threads(method: Method, count: int) -> Method:
-    """Copy a method so that its calls use `count` CPU threads."""
-
-    @contextmanager
-    def using() -> Iterator[None]:
-        before = torch.get_num_threads()
-        torch.set_num_threads(count)
-        try:
-            with method.using():
-                yield
-        finally:
-            torch.set_num_threads(before)
-
-    return replace(method, using=using)
+    return drafted("replayed", drafter, drafter.speculation_config)

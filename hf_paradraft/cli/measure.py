@@ -9,7 +9,7 @@ import typer
 
 from ..bench.cases import Case, methods_of
 from ..bench.measure import Settings
-from ..bench.methods import Variant, drafted, replayed
+from ..bench.methods import drafted, replayed
 from ..bench.questions import ask, load_questions, random_prompts
 from ..bench.results import compare
 from ..demo import GENERAL, QUESTIONS
@@ -239,13 +239,8 @@ def bench(
         case, models.drafter, models.parent, lengths, sizes, models.others, recurrent, prompt_lookup
     )
     if memory is not None:
-        methods.append(
-            drafted(
-                Variant(
-                    "ngram-memory-k32", NgramDrafter(memory=memory), SpeculationConfig(32, None)
-                )
-            )
-        )
+        copies = NgramDrafter(memory=memory)
+        methods.append(drafted("ngram-memory-k32", copies, SpeculationConfig(32, None)))
     if replay:
         methods.append(replayed(max(lengths)))
     if only:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from contextlib import nullcontext
 from itertools import zip_longest
 
 import pytest
@@ -26,7 +25,7 @@ from hf_paradraft.bench import (
 )
 from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.measure import check_equality
-from hf_paradraft.bench.methods import Variant, replayed
+from hf_paradraft.bench.methods import replayed
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import NOT_IN_RUNS
 from hf_paradraft.drafters.ppd import PpdConfig
@@ -36,7 +35,7 @@ from hf_paradraft.report.tables import markdown, read_bench, table
 
 def pard_chain(drafter, length):
     config = hf_paradraft.SpeculationConfig(length, None, never_slower=False)
-    return drafted(Variant(f"pard-chain-k{length}", drafter, config))
+    return drafted(f"pard-chain-k{length}", drafter, config)
 
 
 @pytest.fixture(scope="session")  # slow tests come before the module's others
@@ -155,10 +154,9 @@ def test_figures_come_from_the_records_alone(results, tmp_path):
 def test_a_replay_is_always_right(batch_size):
     target = tiny_model(dtype=torch.float32)
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]])), Prompt("b", torch.tensor([[4, 5]]))]
-    method = dataclasses.replace(replayed(4), using=nullcontext)
-    method.drafter.speculation_config.never_slower = (
-        False  # or it would rest: so small a target is the faster one
-    )
+    method = replayed(4)
+    # or it would rest: so small a target is the faster one
+    method.config.never_slower = False
     settings = Settings(11, (batch_size,), (0.0, 1.0), warm_up=1)
     rows = bench(target, [plain(), method], prompts, settings, pad_token_id=0, progress=False)
     for row in rows:

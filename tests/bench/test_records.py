@@ -10,7 +10,6 @@ from tiny import near_copy, tiny_model, with_prompts
 
 import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, drafted, plain
-from hf_paradraft.bench.methods import Variant
 from hf_paradraft.bench.results import Unfinished, compare
 
 
@@ -59,10 +58,7 @@ def test_a_run_goes_on_only_with_the_weights_that_it_began_with(tmp_path):
     drafters = {"pard": pard, "ppd": ppd, "ngram": hf_paradraft.NgramDrafter()}
     methods = [
         plain(),
-        *(
-            drafted(Variant(name, drafter, drafter.speculation_config))
-            for name, drafter in drafters.items()
-        ),
+        *(drafted(name, drafter, drafter.speculation_config) for name, drafter in drafters.items()),
     ]
 
     def stopped(*_):

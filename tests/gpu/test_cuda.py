@@ -24,7 +24,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import hf_paradraft
 from hf_paradraft.bench import Prompt, Settings, bench, drafted, plain, records
-from hf_paradraft.bench.methods import Variant
 from hf_paradraft.decoding.latency import measure
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.drafters.pard.training import PardTrainer
@@ -218,14 +217,14 @@ def test_speed(family, record_property, capsys):
         for text in ("def f(x):", "def g(y):")
     ]
     variants = [
-        Variant("pard-chain-k12", small, hf_paradraft.SpeculationConfig(12, None)),
-        Variant("pard-tree-n16", small, hf_paradraft.SpeculationConfig(12, 16)),
+        drafted("pard-chain-k12", small, hf_paradraft.SpeculationConfig(12, None)),
+        drafted("pard-tree-n16", small, hf_paradraft.SpeculationConfig(12, 16)),
     ]
     started = time.perf_counter()
     rows = records(
         bench(
             half,
-            [plain(), *map(drafted, variants)],
+            [plain(), *variants],
             prompts,
             Settings(96, repeats=3),
             progress=False,
