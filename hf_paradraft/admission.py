@@ -157,8 +157,8 @@ def admit(
             "Speculative decoding does not collect attentions or hidden states: run "
             "model(sequences) for them afterwards."
         )
-    # What may know the rows of a batch is shown all of them; and a criterion may draw, or write,
-    # where texts are drawn in turn.
+    # A processor that may know the rows of a batch is shown all of them; and a criterion may draw,
+    # or write, where texts are drawn in turn.
     knows_rows = not all(map(treats_rows_alike, logits_processor))
     if rule.looks_ahead and input_ids.shape[0] > 1 and knows_rows:
         raise Refused(
@@ -197,7 +197,7 @@ def budget_of(
         model, drafter: the pair.
         decides: whether it is asked; if not, nothing has to be measured.
         depth, batch_size, row_counts: as for `Budget`.
-        use: what else calls may differ in.
+        use: further options that calls may differ in.
     """
     latency = row_latency(model) if decides else RowLatency([1], [1.0])
     key = depth, *latency.seconds, *use

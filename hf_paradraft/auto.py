@@ -18,7 +18,7 @@ from .protocol import Drafter
 logger = logging.get_logger(__name__)
 # of a target's drafters the best guessers first
 PUBLISHED = json.loads(Path(__file__).with_name("published.json").read_text())
-GENERATIONS = 3  # from a model to what it was finetuned or quantised from
+GENERATIONS = 3  # from a model to the one it was finetuned or quantised from, at most
 
 
 class AutoDrafter:
@@ -42,8 +42,8 @@ class AutoDrafter:
 
         Args:
             repo_or_dir: a folder, or a Hub id.
-            kind: which one it is; default: what its files say. `mtp` takes the layers that a target
-                brings.
+            kind: the kind of drafter; default: the one that its files say. `mtp` takes the layers
+                that a target brings.
             kwargs: as for `AutoModelForCausalLM.from_pretrained` (`dtype`, `device_map`,
                 `revision`, `token`, …).
 
@@ -61,8 +61,8 @@ class AutoDrafter:
         """Load a drafter for a target: a published one, else the target's MTP layers, else copies.
 
         Published are those that docs/reference/published-drafters.md lists, for the target or for a
-        model that it was made of, as cards say (`base_model`). What cannot be had, for want of a
-        network say, is passed over. One line says what was taken.
+        model that it was made of, as cards say (`base_model`). A drafter that cannot be fetched is
+        passed over. One line names the drafter that was taken.
 
         Args:
             target: the model, or its folder or Hub id.

@@ -50,7 +50,7 @@ def render_chat(
         return tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=False, add_generation_prompt=opened
         )
-    except (TemplateError, TypeError) as error:  # a template may add what is no text
+    except (TemplateError, TypeError) as error:  # a template may add values that are no text
         raise RefusedTurns(
             f"The chat template refuses {reprlib.repr(list(messages))}: {error}"
         ) from None
@@ -170,7 +170,7 @@ def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
 
 
 def end_tokens(model: PreTrainedModel) -> list[int]:
-    """List the ids that end what a model writes."""
+    """List the ids that end a model's text."""
     ends = model.generation_config.eos_token_id
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 P = ParamSpec("P")
 T = TypeVar("T")
 HUB_ARGUMENTS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
-# What a user of a drafter needs; whatever else lies in its folder stays there.
+# The files that a user of a drafter needs; others in its folder are not published.
 PUBLISHED = (
     "config.json", "generation_config.json", "adapter_config.json", "paradraft.json", "bench.json",
     "README.md", "LICENSE",
@@ -144,7 +144,7 @@ def shipped(name: str) -> Path:
 def share_weights(folder: Path) -> None:
     """Give a folder's weights the permissions of the config next to them.
 
-    Otherwise their owner alone may read them, as safetensors writes them.
+    Otherwise only their owner may read them, as safetensors writes them.
     """
     for config in [*folder.glob("*config.json")][:1]:
         for file in folder.glob("*.safetensors"):
@@ -170,9 +170,9 @@ def read_json(file: Path, kind: type = dict) -> Any:
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Find the file that holds each tensor of a folder, as transformers finds it.
 
-    Of files in several pieces the index decides, and what it does not name is not read: a file of
-    an older epoch may lie there. An index none of whose pieces is left says nothing: transformers
-    leaves it where a whole file takes their place.
+    Of files in several pieces the index decides, and files that it does not name are not read: one
+    of an older epoch may lie there. An index none of whose pieces is left says nothing:
+    transformers leaves it if a whole file takes their place.
 
     Raises:
         OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.
@@ -255,7 +255,7 @@ def rows_of(source: str | Path, split: str) -> Iterator[dict[str, Any]]:
 
     Args:
         source: the file or dataset.
-        split: of a dataset, where none is named.
+        split: the split of a dataset that names none.
 
     Raises:
         OSError: there is no such file or dataset.
@@ -319,7 +319,7 @@ def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
 
     Args:
         info: from `from_pretrained(…, output_loading_info=True)`.
-        name, folder: of its class, and where it lies.
+        name, folder: the name of its class, and its folder.
 
     Raises:
         OSError: weights are missing.
@@ -337,8 +337,8 @@ def other_settings(made: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     It is "" if all are the same.
 
     Args:
-        made: how the run was made that left something.
-        settings: of the run that is to go on with it.
+        made: the settings of the stopped run.
+        settings: the settings of the run that is to go on with it.
     """
     names = [name for name in sorted({*made, *settings}) if made.get(name) != settings.get(name)]
     return "; ".join(f"{name}: {made.get(name)} there, {settings.get(name)} now" for name in names)

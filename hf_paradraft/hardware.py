@@ -23,7 +23,7 @@ def input_device(model: torch.nn.Module) -> torch.device:
     It is the model's own, or the one on which an offloaded model computes.
 
     Args:
-        model: of transformers, in one piece or dispatched by accelerate.
+        model: a model of transformers, in one piece or dispatched by accelerate.
     """
     if model.device.type != "meta":
         return model.device
@@ -79,8 +79,8 @@ def pack(model: nn.Module) -> int:
     decoding with the packed model. The weights are held twice.
 
     Args:
-        model: in fp32, or in bf16 on a CPU with instructions for it; what is on a GPU, quantised or
-            wrapped stays as it is.
+        model: in fp32, or in bf16 on a CPU with instructions for it; layers on a GPU, quantised or
+            wrapped ones stay as they are.
 
     Returns:
         The number of layers that were packed.

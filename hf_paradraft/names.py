@@ -3,7 +3,7 @@ each with the reason.
 
 Here are those of decoding, in `outer_names` those of drafters, training and the doors. No other
 module imports from a submodule of transformers (but `utils.logging`) or reads a private attribute
-of its objects. What a release has renamed or dropped is found here, by version, and nothing else
+of its objects. A name that a release has changed or dropped is found here, and nothing else
 stops working: a name that is gone raises `ChangedTransformers`, which names it, at the first call
 that needs it.
 """
@@ -44,7 +44,7 @@ def missing(name: str, why: str) -> NoReturn:
 
 
 class _Absent(type):
-    """The class of what stands in for a missing name: every use but an import raises."""
+    """The class of a stand-in for a missing name: every use but an import raises."""
 
     name: str
     why: str
@@ -61,7 +61,7 @@ class _Absent(type):
         missing(cls.name, cls.why)
 
 
-# Libraries whose versions say what their code does.
+# Libraries whose versions tell their code.
 KNOWN = {
     *(
         "hf_paradraft transformers torch peft accelerate trl liger_kernel kernels fla mamba_ssm "
@@ -77,7 +77,7 @@ KNOWN = {
 def is_foreign(code: Any) -> bool:
     """Tell whether a class or function, or one that it wraps, is of no library in `KNOWN`.
 
-    The versions of those libraries say what their code does.
+    The versions of those libraries tell their code.
     """
     while code is not None:
         # of a bound method, of a partial function
@@ -94,7 +94,7 @@ def is_foreign(code: Any) -> bool:
 
 
 def inside(module: str, name: str, why: str) -> Any:
-    """Import a name from a submodule of transformers, or make what stands in for it.
+    """Import a name from a submodule of transformers, or make a stand-in for it.
 
     Args:
         module: the submodule, without `transformers.`.
@@ -143,7 +143,7 @@ def stores_nothing(layer: Any) -> bool:
     return type(layer).__name__ == "DummyLayer"
 
 
-# What generate hands to its loops, and gets back from them.
+# The objects that generate hands to its loops, and gets back from them.
 BaseStreamer = inside("generation.streamers", "BaseStreamer", "streams to")
 GenerateDecoderOnlyOutput = inside("generation", "GenerateDecoderOnlyOutput", "returns")
 
@@ -159,7 +159,7 @@ _BY_ROW = (  # of transformers' own processors those that know which row of a ba
 def treats_rows_alike(processor: Any) -> bool:
     """Tell whether a logits processor does the same to each row of a batch, by itself.
 
-    This is known of transformers' own processors alone.
+    This is known only of transformers' own processors.
     """
     own = type(processor).__module__ == TemperatureLogitsWarper.__module__
     return own and not isinstance(processor, _BY_ROW)
@@ -169,7 +169,7 @@ def treats_rows_alike(processor: Any) -> bool:
 # Hub, have one of two names.
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 _outputs = getattr(GenerateDecoderOnlyOutput, "__dataclass_fields__", CACHE_NAMES)
-# what generate's own output calls it
+# its name in generate's own output
 OUTPUT_CACHE = next(name for name in CACHE_NAMES if name in _outputs)
 
 

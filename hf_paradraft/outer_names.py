@@ -38,13 +38,13 @@ ASSISTS_COMPILED = OUTPUT_CACHE == "cache"
 
 
 def compiles_everywhere(config: CompileConfig) -> CompileConfig:
-    """Let transformers compile on every device, where it would do so on GPUs alone."""
+    """Let transformers compile on every device, where it would do so only on GPUs."""
     config._compile_all_devices = True
     return config
 
 
 def innermost(target: nn.Module) -> PreTrainedModel:
-    """Find the model of transformers inside of what is wrapped around it.
+    """Find the model of transformers inside of its wrappers.
 
     Raises:
         ValueError: there is none.
@@ -116,7 +116,7 @@ def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
 def supports_sdpa(model_type: type) -> bool:
     """Tell whether a class of models has SDPA attention.
 
-    Gemma 2, which caps its scores, and gpt-oss have eager alone.
+    Gemma 2, which caps its scores, and gpt-oss have only eager.
     """
     return attribute(model_type, "_supports_sdpa", "chooses the attention of drafters by")
 

@@ -110,13 +110,13 @@ def methods_of(
     """List the methods of a case, the reference first; trees are as deep as the longest chain.
 
     Args:
-        case: which.
-        drafter: ours.
-        parent: for transformers' assisted generation; without it that is left out.
+        case: the question to answer.
+        drafter: our drafter.
+        parent: the assistant of transformers' own assisted generation; None leaves that out.
         draft_lengths: K of chains.
         tree_sizes: N of trees.
         others: more drafters for the same target.
-        lookup: copied drafts alone, and ours once more with them in their trees.
+        lookup: add copied drafts by themselves, and our trees once more with copies in them.
         recurrent: whether the target has a state, which transformers' own methods refuse.
 
     Raises:

@@ -34,14 +34,14 @@ class Settings:
     """The settings of a benchmark: lengths, batches, temperatures, repeats.
 
     Attributes:
-        max_new_tokens: at most; outputs end at the end-of-text token.
+        max_new_tokens: the most new tokens; outputs end at the end-of-text token.
         batch_sizes: prompts answered together; methods that take one prompt at a time are left out
             of larger ones.
         temperatures: 0 is greedy.
-        repeats: of each call; the median counts.
-        seed: set before every call.
-        warm_up: prompts that every method answers before anything counts: what is compiled or
-            measured once happens there.
+        repeats: runs of each call; the median counts.
+        seed: the seed that is set before every call.
+        warm_up: prompts that every method answers before anything counts; one-time compilation
+            and measuring happen there.
     """
 
     max_new_tokens: int = 128
@@ -58,19 +58,19 @@ class Measurement:
 
     Attributes:
         method: its name.
-        category: of the prompt.
-        index: of the prompt, or of the batch.
+        category: the prompt's category.
+        index: the number of the prompt, or of the batch.
         batch_size: prompts answered together.
         temperature: 0 is greedy.
-        tokens: new ones, of all rows.
-        forwards: of the target, the prompt's included, counted for each row until it ended.
-        seconds: of each repeat.
+        tokens: new tokens of all rows.
+        forwards: the target's forwards, the prompt's included, counted for each row until it ended.
+        seconds: the time of each repeat.
         same: whether the fp32 output is plain `generate`'s; None before that was asked, and for
             sampling.
         same_here: whether the output in the target's own dtype is; None for sampling.
         peak_bytes: the most memory in use (on a CPU the process's), or None where that is not
             known.
-        draft_seconds, verify_seconds: of the last repeat, in the drafter and in the target's
+        draft_seconds, verify_seconds: the last repeat's time in the drafter and in the target's
             forwards; None for the peers.
         attempts, successes: how often each draft position was judged and accepted; empty for the
             peers.
@@ -189,11 +189,11 @@ def bench(
 
     Args:
         target: on its device, in its dtype, in evaluation mode.
-        methods: the first one, plain, is what others are compared with.
+        methods: plain first, with which the others are compared.
         prompts: each run by all methods before the next, by another one first each time.
         settings: lengths, batches, temperatures, repeats.
         pad_token_id: for prompts of different lengths; needed for batches.
-        done: measured before a stop; not measured again.
+        done: measurements from before a stop, which are not made again.
         save: told all measurements after each prompt.
         progress: show a bar.
         enough: asked before each prompt but the first, whether to leave out the rest.
@@ -274,7 +274,7 @@ def check_equality(
         return
 
     def tell(again: list[Measurement]) -> None:
-        """Take over what was found in fp32."""
+        """Take over the findings in fp32."""
         for entry in again[len(known) :]:
             unknown[entry.batch_size, entry.index, entry.method].same = entry.same
         save(measurements)
@@ -305,7 +305,7 @@ def _in_float32(target: PreTrainedModel) -> Iterator[None]:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Forget what `peak_memory` would say; does nothing where the system does not allow it."""
+    """Reset the measure of `peak_memory`, if the system allows it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     elif PROCESS.exists():
@@ -314,7 +314,7 @@ def reset_peak_memory(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> int | None:
-    """Read the most bytes in use since the reset, or None where this is not known.
+    """Read the most bytes in use since the reset; None if this is not known.
 
     A GPU's allocations are read, or the process's resident memory on Linux. Where the system allows
     no reset, the result is the most since the process began.

@@ -1,4 +1,4 @@
-"""Ways to generate: a name each, what to pass to `target.generate`, and the ways to use one
+"""Ways to generate: a name each, the arguments of `target.generate`, and the ways to use one
 drafter.
 """
 
@@ -29,9 +29,9 @@ class Method:
 
     Attributes:
         name: begins with `plain`, `assisted`, `prompt-lookup`, or the name of a kind of drafter.
-        arguments: for `generate`.
-        drafter: ours, which counts its own rounds; None for the others, whose forwards are counted
-            from outside.
+        arguments: keywords of `generate`.
+        drafter: our drafter, which counts its own rounds; None for other methods, whose forwards
+            are counted from outside.
         config: the options of our drafter in these calls.
         threads: CPU threads of a call; None: all that torch has.
         batches: whether it takes more than one prompt at a time.
@@ -46,7 +46,7 @@ class Method:
 
     @contextmanager
     def using(self) -> Iterator[None]:
-        """Set what a call needs outside of its arguments, and put it back after the block."""
+        """Set threads and the drafter's options for a block, and hide a warning in it."""
         drafter, threads = self.drafter, torch.get_num_threads()
         before = None if drafter is None else drafter.speculation_config
         told = logging.getLogger("transformers.generation.utils")

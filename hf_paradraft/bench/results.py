@@ -27,7 +27,7 @@ from .measure import Measurement, Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
 
-# What `Measurement` has that its record says already.
+# Fields of a `Measurement` that its record has already.
 NOT_IN_RUNS = ("method", "batch_size", "temperature")
 
 
@@ -47,7 +47,7 @@ def records(results: Sequence[Measurement]) -> list[dict[str, Any]]:
     Each has `method`, `batch_size`, `temperature`, `tokens`, `seconds` (the sum over prompts of the
     median over repeats), `tokens_per_second`, `speedup` (the mean over categories of the median
     over prompts), `speedup_quartiles` over all prompts, `tau` (tokens per row and target forward,
-    the target's own included) and `tau_drafted` (the accepted drafts alone: one less),
+    the target's own included) and `tau_drafted` (the accepted drafts only: one less),
     `matches_reference` (share of prompts with plain's fp32 output, or None), `matches_here` (the
     same in the dtype that was measured), `by_category` and `tau_by_category`, `peak_bytes`, and
     `runs`: the measurements it was made from. Ours have `acceptance_by_position` and `time_split`
@@ -153,7 +153,7 @@ class Unfinished:
 
     Args:
         file: the results, or None to keep nothing.
-        settings: what must not change between the stop and the continuation; of JSON's types.
+        settings: JSON values that must not change between the stop and the continuation.
     """
 
     def __init__(self, file: Path | None, settings: Mapping[str, Any]):
@@ -181,7 +181,7 @@ class Unfinished:
         return [Measurement(**entry) for entry in saved["measurements"]]
 
     def save(self, results: list[Measurement]) -> None:
-        """Write everything anew; a stop in between leaves what was there."""
+        """Write everything anew; a stop in between leaves the former file."""
         if self.file is not None:
             text = json.dumps(
                 {"settings": self.settings, "measurements": [asdict(entry) for entry in results]}
@@ -213,13 +213,13 @@ def compare(
     Args:
         target: on its device, in its dtype, in evaluation mode.
         methods: plain first.
-        prompts: of all categories.
-        console: prints.
+        prompts: the prompts of all categories.
+        console: prints the tables.
         settings: lengths, batches, temperatures, repeats.
         pad_token_id: needed for batches.
         file: gets the records as JSON.
         equality: compare outputs in fp32 too, in a second pass; a quantised target is never asked.
-        names: of the models; a run is continued only with the same ones, and the same weights.
+        names: the models' names; a run is continued only with the same names and weights.
 
     Returns:
         One record per method, batch size and temperature; each with `environment`, the reference's

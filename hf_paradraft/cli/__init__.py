@@ -19,7 +19,7 @@ from .options import err_console
 
 
 class Paradraft(TyperGroup):
-    """The command; `--output-dir=~/d` means the home folder, which shells leave alone after `=`."""
+    """The command; `--output-dir=~/d` means the home folder, which shells do not write out."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse a line with its home folders written out."""
@@ -74,7 +74,7 @@ for commands in (decode, measure, make, train, publish):
 def main() -> None:
     """Run the command; errors that a person can mend are one sentence, not a traceback.
 
-    What a console's character set lacks is shown as `?`: nothing ends for the sake of a character.
+    Characters that a console's character set lacks are shown as `?`.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

@@ -120,7 +120,7 @@ def open_target(
     The weights of a `.gguf` file are kept packed where there is a kernel.
 
     Raises:
-        OSError, ValueError: nothing loadable there; of a GGUF file, what is the matter with it.
+        OSError, ValueError: nothing loadable there; of a GGUF file, the reason.
     """
     model = open_model(name, **placement)
     usual = {
@@ -170,7 +170,7 @@ def use_threads(count: int | None) -> None:
 
 @dataclass
 class Models:
-    """A target, a drafter for it, and what they are compared with.
+    """A target, a drafter for it, and the models that they are compared with.
 
     Attributes:
         target, drafter: loaded, in evaluation mode.
@@ -193,12 +193,12 @@ def load(
     dtype: Dtype,
     others: Sequence[str] = (),
 ) -> Models:
-    """Load what a command names, or the embedded family where it names nothing.
+    """Load the models that a command names, or the embedded family if it names none.
 
     Args:
         target, drafter, parent: folders or Hub ids; a target's drafter is looked for where none is
             named.
-        dtype: of all weights.
+        dtype: the number format of all weights.
         others: more drafters for the target.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Commands for what is published: info, push, export."""
+"""Commands for published drafters: info, push, export."""
 
 from pathlib import Path
 from typing import Annotated

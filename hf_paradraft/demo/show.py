@@ -104,7 +104,7 @@ def stream_one(
 ) -> float:
     """Answer `prompt` with the drafter, coloured, and compare with plain `generate`.
 
-    Both start from the same seed; returns the drafter's tokens per second.
+    Both start from the same seed. The result is the tokens per second of plain `generate`.
     """
     ids = encode_question(tokenizer, prompt).to(target.device)
     begin = ids.shape[1]
@@ -156,7 +156,7 @@ def by_turns(questions: Sequence[Question]) -> list[Question]:
     ]
 
 
-COSTS = 5  # plain answers is about what one prompt costs by all methods of the demo
+COSTS = 5  # the time of one prompt by all methods of the demo, in plain answers
 
 
 def compare_within(

@@ -1,5 +1,5 @@
-"""Model cards: what a drafter is, how to use it here and in other engines, what it was trained on
-and what it measured.
+"""Model cards: a drafter's kind, its use here and in other engines, its training and its
+measurements.
 """
 
 import re
@@ -24,9 +24,9 @@ class CardFields:
         template: its file in `hub_cards/`.
         library_name, relation: as the Hub names them; the latter is how the drafter came of its
             base model.
-        base_model: what it was made from, a name or a folder.
-        kind: with which the names of its own rows in `bench.json` begin.
-        name: of its folder, by which `bench` tells drafters of a kind apart.
+        base_model: the model it was made from, a name or a folder.
+        kind: the beginning of the names of its own rows in `bench.json`.
+        name: its folder's name, by which `bench` tells drafters of a kind apart.
         provenance: how to use it, and how it was trained.
         values: for the template.
     """
@@ -92,7 +92,7 @@ def render_card(
         folder: a saved drafter. `bench.json`, if it is there, gives the measured table: write it
             with `paradraft bench --json`.
         repo_id: where it goes.
-        fields: of its kind.
+        fields: the fields of its kind.
         license: as the Hub names it.
 
     Raises:

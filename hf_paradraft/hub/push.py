@@ -63,10 +63,10 @@ def push_drafter(
     but for a license given here; without one a card is rendered.
 
     Args:
-        folder: of a whole drafter; a base model's path on this machine is left out of what is
+        folder: the folder of a whole drafter; a base model's path on this machine is not
             published.
         repo_id: `user/name`; made if it does not exist.
-        fields: for the card, from its kind.
+        fields: the card's fields, from its kind.
         license: as the Hub names it, for the card.
         options: `private`, `revision`, `create_pr`, `token`, `commit_message`, as for `upload`.
 
@@ -175,7 +175,7 @@ def upload(
     found. Files that fit patterns of `without` and were left by an earlier commit are taken away.
 
     Args:
-        folder: what is committed.
+        folder: the folder to commit.
         repo_id: `user/name`; made if it does not exist.
         repo_type, space_sdk: as for `HfApi.create_repo`.
         private: for a new repository.
@@ -183,7 +183,7 @@ def upload(
         create_pr: propose the commit instead.
         token: default: the stored one.
         commit_message: title of the commit.
-        without: patterns.
+        without: patterns of the files to take away.
 
     Raises:
         OSError: the Hub refused.
@@ -216,7 +216,7 @@ def upload(
                 repo_id, repo_type=repo_type, revision=None if create_pr else revision
             )
         )
-        # in folders lies what others have put there
+        # other people's files lie in folders
         here = [name for name in had if "/" not in name and name not in files]
         stale = [name for name in here if any(fnmatch(name, pattern) for pattern in without)]
         return api.create_commit(

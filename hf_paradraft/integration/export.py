@@ -1,4 +1,4 @@
-"""Make a drafter's folder for another engine, checked for what that engine trips over."""
+"""Make a drafter's folder for another engine, checked for things that it trips over."""
 
 import json
 import shlex
@@ -53,10 +53,10 @@ def export(
         The command line or code that uses it.
 
     Raises:
-        ValueError: what the engine would not take; nothing has been written then.
+        ValueError: the engine would not take the drafter; nothing has been written then.
         OSError: nothing loadable in `source`.
     """
-    # an export that was killed leaves its beginnings alone
+    # an export that was killed leaves only its beginnings
     begun = output.is_dir() and [file.name for file in output.iterdir()] == [NEW]
     if output.is_symlink() or (output.exists() and not begun):
         raise ValueError(f"{output} exists: give a new folder.")

@@ -3,7 +3,7 @@ or `custom_generate=…`.
 
 Four methods of `GenerationMixin` are wrapped, and do as before unless the assistant is a drafter:
 it has `start_drafting`, or is a model with prompt tokens. `generate` itself takes the drafter that
-is set on the model; another one notes what the caller passed and what cannot be told later. If this
+is set on the model; another one notes arguments of the caller that cannot be told later. If this
 transformers has changed them, nothing is wrapped, and `custom_generate=` is the door.
 """
 
@@ -46,8 +46,8 @@ from .setting import drafter_on
 
 logger = logging.get_logger(__name__)
 
-# What a call has that brings nothing but a text; other inputs decide how a target reads, and one
-# look cannot know them.
+# Arguments of a call that brings nothing but a text; other inputs decide how a target reads, and
+# one look cannot know them.
 TEXT_ALONE = {
     "inputs_embeds", "attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep",
 }  # fmt: skip

@@ -47,7 +47,7 @@ STEPS, TIMES = 2.0, 6.0
 # steps apart
 WORST = 2.0
 PACKED = 0.1  # of the spread, at most, for kernels that differ by the number of rows
-PLAIN = vars(torch.nn.Module()).keys()  # what every part has of its own
+PLAIN = vars(torch.nn.Module()).keys()  # attributes that every part has
 PLAIN_VALUES = bool | int | float | str | None
 LOOKS = 64  # verdicts that are kept of a target
 logger = logging.get_logger(__name__)
@@ -58,7 +58,7 @@ _count = itertools.count()
 
 
 class OracleDrafter(Drafter, Drafting):
-    """A drafter that guesses what is known to follow, among tokens that do not.
+    """A drafter that guesses the tokens that are known to follow, among others.
 
     Args:
         texts: int64 `(B, n)`, without padding but on the left.
@@ -137,7 +137,7 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
 def _switches(own: dict[str, Any]) -> tuple:
     """List a part's attributes that may switch its behaviour.
 
-    Of counters, and of remembered values, the type alone is listed.
+    Of counters, and of remembered values, only the type is listed.
     """
     return tuple(
         (name, value if isinstance(value, bool | float | str) else type(value))
@@ -285,7 +285,7 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
     Args:
         model: the target.
         several: whether padded prompts are wanted too.
-        text: int64 `(n,)`, of a target with code of others; default: a few ids.
+        text: int64 `(n,)`, a prompt for a target with code of others; default: a few ids.
 
     Returns:
         The predicate of a sentence; "" for a sound target; None for one that the loop refuses, and
@@ -350,8 +350,7 @@ def _twin_of(model: PreTrainedModel, device: torch.device) -> Iterator[PreTraine
 
     No drafter is set on it either.
     """
-    # What its own config says of decoding is for texts of others, and other threads may decode with
-    # it meanwhile.
+    # Its own config is for other texts, and other threads may decode with it meanwhile.
     twin = object.__new__(type(model))
     twin.__dict__ = {**vars(model), "generation_config": GenerationConfig()}
     own = [vars(part) for part in model.modules()]
@@ -363,7 +362,7 @@ def _twin_of(model: PreTrainedModel, device: torch.device) -> Iterator[PreTraine
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield twin
-        # what its parts remember of a text (M-RoPE's `rope_deltas`) has to be the caller's text
+        # its parts may remember a text (M-RoPE's `rope_deltas`), which has to be the caller's
         finally:
             for had, values in zip(own, kept, strict=True):
                 had.update(values)

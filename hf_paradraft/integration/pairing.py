@@ -44,7 +44,7 @@ def check_same_tokenizer(
             f"The drafter's tokenizer is not the target's: {difference}. Use a drafter of the "
             "target's own model family."
         )
-    config = getattr(drafter, "config", None)  # what has a tokenizer has a vocabulary
+    config = getattr(drafter, "config", None)  # drafters with a tokenizer have one
     sizes = [
         model_config.get_text_config().vocab_size
         for model_config in (target.config, config)

@@ -36,7 +36,7 @@ def _fetched(repo_id: str, place: Path) -> tuple[DrafterFolder, dict[str, int]]:
         files = HfApi().list_repo_files(repo_id)
         name = next(name for name in ("adapter_config.json", "config.json") if name in files)
         shutil.copy(hf_hub_download(repo_id, name), place)
-        # what was made with this library says itself what it is
+        # the config of a drafter made with this library says its kind
         ours = "paradraft" in read_json(place / name)
         sizes: dict[str, int] = {}
         if WEIGHTS & set(files) and not ours:

@@ -38,7 +38,7 @@ class set_drafter:
     target.
 
     Args:
-        target: the model; or what is wrapped around it, by PEFT or `DistributedDataParallel`.
+        target: the model; or a wrapper around it, of PEFT or `DistributedDataParallel`.
         drafter: as for `assistant_model`; it takes the place of one that was set before. None:
             draft no more. "auto": the one that `AutoDrafter.for_target` finds.
 
@@ -59,8 +59,8 @@ class set_drafter:
 
     def __enter__(self) -> Drafter | None:
         with _lock:
-            # From here on it is set for the block alone; what it took the place of comes back,
-            # unless that has ended.
+            # From here on it is set only for the block; the drafter before it comes back, unless
+            # that one has ended.
             self._end(self.made, [entry for entry in self.before if not entry.ended])
             self.blocks.append(Entry(self.made.drafter))
             notes_on(self.target)["set"] += (self.blocks[-1],)

@@ -79,13 +79,13 @@ def decoding_of(
 class DrafterThread:
     """The drafter's thread, which does one job at a time during a verification.
 
-    A job begins with a verification, and is waited for after it. Settings that belong to one thread
-    alone are made in it: no gradients, inference mode, autocast, a stream of its own on a GPU, and
+    A job begins with a verification, and is waited for after it. Settings of one thread are made in
+    it: no gradients, inference mode, autocast, a stream of its own on a GPU, and
     half of the CPU threads where both sides share the cores.
 
     Args:
-        device: of the target.
-        drafter_device: of the drafter; None: it has none, and wants no threads.
+        device: the target's device.
+        drafter_device: the drafter's device; None: it has none, and wants no threads.
     """
 
     def __init__(self, device: torch.device, drafter_device: torch.device | None):
@@ -141,15 +141,15 @@ class DrafterThread:
 
 
 class Windows:
-    """One call's windows: what is verified next, and what the drafter writes meanwhile.
+    """One call's windows: the drafts to verify next, and those that the drafter writes meanwhile.
 
     Args:
-        call: whose windows these are.
-        group: of its sequences.
-        thread: in which the drafter works.
-        schedule: how far it guesses.
-        adapts: whether that follows what was measured; not where drafts are drawn, which would then
-            depend on the clock.
+        call: the call.
+        group: the group of its sequences.
+        thread: the thread that the drafter works in.
+        schedule: chooses how far it guesses.
+        adapts: whether the schedule chooses by its measurements; not if drafts are drawn, which
+            would then depend on the clock.
     """
 
     def __init__(
@@ -163,9 +163,9 @@ class Windows:
         self.call, self.group, self.thread, self.schedule = call, group, thread, schedule
         self.adapts = adapts
         self.nothing = group.nothing
-        # of each sequence: what is verified next, and what was guessed after it
+        # of each sequence: its next draft, and the guess after that
         self.windows = self.ahead = [self.nothing] * len(call.sequences)
-        # what the drafter was asked about last
+        # the texts that the drafter was asked about last
         self.texts = [sequence.ids[0, :0] for sequence in call.sequences]
         self.size = 0  # tokens guessed in this round, at most
         self.drafted_first = False  # in this round
@@ -178,7 +178,7 @@ class Windows:
         return min(most, self.schedule.size()) if self.adapts else most
 
     def ready(self) -> None:
-        """Give each sequence its window, or draft first where none has one and that pays.
+        """Give each sequence its window, or draft first if none has one and that pays.
 
         Nothing is drafted first before the prompt is read.
         """
@@ -236,7 +236,7 @@ class Windows:
         self.waited = max(0.0, end - verified)
 
     def settle(self) -> None:
-        """Keep what was guessed after sequences that went as expected; drop the rest."""
+        """Keep the guesses after windows that were accepted as hoped; drop the others."""
         begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
         self.windows = []
         for sequence, ahead in zip(self.call.sequences, self.ahead, strict=True):
@@ -254,7 +254,7 @@ class Windows:
             self.windows.append(next_window)
 
     def observe(self, seconds: float, verify_seconds: float) -> None:
-        """Learn what a round took after what was drafted first, unless it read the prompt."""
+        """Learn the seconds of a round after its first draft, unless it read the prompt."""
         if self.size and not self.call.first:
             drafted = max(len(sequence.draft) for sequence in self.call.sequences)
             self.schedule.judged += drafted > 0

@@ -76,8 +76,8 @@ class ProcessDrafter(Drafter):
         """Check the drafter with `target`, and start its process.
 
         Raises:
-            ValueError: it cannot draft for `target`, needs what lives in the target's process, or
-                cannot be sent to another.
+            ValueError: it cannot draft for `target`, stands on the target's own weights or states,
+                or cannot be sent to another process.
             RuntimeError: its process did not start.
         """
         who = type(self.drafter).__name__
@@ -138,7 +138,7 @@ class ProcessDrafter(Drafter):
 
         Raises:
             RuntimeError: the process is gone.
-            Exception: what went wrong over there.
+            Exception: the worker's own error.
         """
         with self.lock:
             if process is not self.process or self.served is None:
@@ -181,7 +181,7 @@ class RemoteDrafter(Drafter):
     """The drafter in the other process, as an overlapped call asks it.
 
     Args:
-        owner: of the process; not kept alive.
+        owner: the owner of the process; not kept alive.
     """
 
     def __init__(self, owner: ProcessDrafter):
@@ -205,7 +205,7 @@ class ProcessDrafting(Drafting):
     """One `generate` call, on the target's side.
 
     Args:
-        drafter: whose process is asked.
+        drafter: the drafter with the process.
         config: how drafts are shaped.
         max_length: tokens of a sequence at most.
     """

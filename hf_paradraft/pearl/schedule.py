@@ -1,11 +1,11 @@
 """PEARL's window: how far to guess while the target verifies, and whether to overlap at all, from
-what was measured.
+measurements.
 
-The schedule has two states. A round that verifies a window brings what was accepted of it and one
-token of the target's; if all was, and that token was guessed, another window is ready. Any other
-round is followed by one without: the paper's reads the newest token alone, while a new window is
+The schedule has two states. A round that verifies a window brings its accepted tokens and one of
+the target's own; if all were accepted, and that one was guessed, another window is ready. Any other
+round is followed by one without: the paper's reads only the newest token, while a new window is
 written; where drafting takes much less than verifying, it is faster to draft first and to verify
-that, while what may follow it is drafted. So with the chance that a guess is right, and the seconds
+that draft, while the next one is made. So with the chance that a guess is right, and the seconds
 of either side, the speed of both ways is known.
 """
 
@@ -22,7 +22,7 @@ from ..protocol import Drafter
 Seconds = Callable[[NDArray], NDArray]
 
 DECAY = 0.98  # of a round's weight with each later round
-SEEN = 8  # windows that were judged before their size follows what was measured
+SEEN = 8  # windows that were judged before their size follows measurements
 LOOK = 64  # of them, between two that are as long as they may be
 NEARLY = (
     0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
@@ -60,7 +60,7 @@ def overlapped_rates(
 
     With the chance `C_g` that all `g` guesses of a window are right, a round that verifies a window
     (its first guess was the target's own token) brings `(C_1 + … + C_g) / C_1` tokens and is
-    followed by another with chance `C_g`; a round of the newest token alone brings one, and is
+    followed by another with chance `C_g`; a round of only the newest token brings one, and is
     followed by a window with chance `C_1`; a round that drafts first brings `1 + C_1 + … + C_g`,
     and is followed by a window with chance `C_g·C_1`. Weighing both by how often they come gives
     the rate.
@@ -160,8 +160,8 @@ class OverlapSchedule:
     def right(self) -> NDArray:
         """The chance, by depth in a window, that a guess is right if all before it were.
 
-        The chances are float64 `(most,)`. What is not known of a depth, or not lately, is taken
-        from the one before it.
+        The chances are float64 `(most,)`. A depth that was not seen lately takes the chance of the
+        one before it.
         """
         chances, before = numpy.empty(self.most), 0.5
         for depth, (accepted, tried) in enumerate(zip(self.accepted, self.tried, strict=True)):

@@ -120,7 +120,7 @@ def serve(connection: Connection, threads: int, own_cores: bool) -> None:
             try:
                 if method == "begin":
                     calls[call] = Worker(drafter, target, *arguments)
-                    # whether it wants to know what the target brought
+                    # whether it wants to know the target's tokens
                     answer: Any = type(calls[call].drafting).observe is not Drafting.observe
                 else:
                     answer = getattr(calls[call], method)(arguments)

@@ -1,4 +1,4 @@
-"""Figures of what was measured, all from the records that `paradraft bench --json` writes.
+"""Figures of measurements, all from the records that `paradraft bench --json` writes.
 
 All but the one by batch size show the first batch size and temperature of the run.
 """
@@ -28,7 +28,7 @@ def _first_group(rows: Sequence[Record]) -> list[Record]:
 
 
 def _plain(name: str) -> str:
-    """Let matplotlib write a dollar as a dollar, and not read mathematics after it."""
+    """Let matplotlib write a dollar as a dollar, and read no mathematics after it."""
     return printable(name).replace("$", r"\$")
 
 
@@ -79,7 +79,7 @@ def _lines(
 def tau_by_length(rows: Sequence[Record]) -> Figure | None:
     """Draw τ by the number of drafted tokens K; None without two lengths of one method.
 
-    Methods that differ in K alone, as `pard-chain-k4` and `pard-chain-k8`, are one line.
+    Methods that differ only in K, as `pard-chain-k4` and `pard-chain-k8`, are one line.
     """
     lines: dict[str, dict[int, float]] = {}
     for row in _first_group(rows):
@@ -176,7 +176,7 @@ def latency_by_rows(rows: Sequence[Record]) -> Figure | None:
     )
 
 
-# and where each says what has drawn it
+# of each picture: the key of its metadata that names the program
 FORMATS = {
     ".png": "Software",
     ".svg": "Creator",
@@ -210,7 +210,7 @@ def draw(rows: Sequence[Record], output: Path) -> Iterator[Path]:
 
 
 def places(output: Path) -> dict[Path, Callable[[Sequence[Record]], Figure | None]]:
-    """List the files that `draw` may write, each with what draws it."""
+    """List the files that `draw` may write, each with the function that draws it."""
     if output.suffix and not output.is_dir():
         return {output: by_task}
     return {output / f"{name}.png": figure_of for name, figure_of in FIGURES.items()}

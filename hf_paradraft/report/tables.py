@@ -59,7 +59,7 @@ def read_bench(file: Path) -> list[dict[str, Any]]:
 
 
 def printable(name: str) -> str:
-    """Replace what a terminal would obey in a foreign name, and what would end its line."""
+    """Replace characters of a foreign name that a terminal would obey, or that end its line."""
     return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in name)
 
 
