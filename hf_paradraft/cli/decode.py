@@ -16,7 +16,7 @@ from ..demo import GENERAL, QUESTIONS
 from ..demo.show import by_turns, compare_within, stream_one
 from ..hardware import pack
 from ..integration.look import check_reads, reads_exactly
-from ..integration.pairing import check_same_tokenizer
+from ..integration.setting import check_same_tokenizer
 from ..outer_names import is_recurrent_model
 from .options import (
     AnyDrafter,

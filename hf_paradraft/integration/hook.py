@@ -41,8 +41,7 @@ from ..names import (
 from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
 from ..pearl.loop import decoding_of
 from .look import check_more_than_text, check_reads
-from .pairing import check_same_tokenizer
-from .setting import drafter_on
+from .setting import check_same_tokenizer, drafter_on
 
 logger = logging.get_logger(__name__)
 
