@@ -48,7 +48,7 @@ def check_forgets(model: PreTrainedModel) -> None:
     """Refuse a model without a cache that can drop its last tokens.
 
     Raises:
-        ValueError: it has none, or one of a kind of its own.
+        Refused: it has none, or one of a kind of its own.
     """
     layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
     if (
@@ -56,7 +56,7 @@ def check_forgets(model: PreTrainedModel) -> None:
         or not has_ordinary_cache(model)
         or any(type(layer).__module__ != DynamicLayer.__module__ for layer in layers)
     ):
-        raise ValueError(
+        raise Refused(
             f"{type(model).__name__} has no cache, or one of its own kind, that cannot drop tokens "
             "again: it can neither verify drafts nor make them."
         )
@@ -128,10 +128,7 @@ def admit(
             f"{type(model).__name__} reads its prompt in both directions here: load it with "
             "is_decoder=True, or generate without a drafter."
         )
-    try:
-        check_forgets(model)
-    except ValueError as error:
-        raise Refused(str(error)) from None
+    check_forgets(model)
     if input_ids.shape[0] > 1 and streamer is not None:
         raise Refused(
             f"A streamer shows one text, but there are {input_ids.shape[0]} prompts: leave the "

@@ -204,7 +204,7 @@ def compare(
     pad_token_id: int | None = None,
     file: Path | None = None,
     equality: bool = True,
-    names: Mapping[str, str | None] | None = None,
+    reference: str = "",
 ) -> list[dict[str, Any]]:
     """Measure methods on prompts, print the tables and continue a run that was stopped.
 
@@ -219,7 +219,8 @@ def compare(
         pad_token_id: needed for batches.
         file: gets the records as JSON.
         equality: compare outputs in fp32 too, in a second pass; a quantised target is never asked.
-        names: the models' names; a run is continued only with the same names and weights.
+        reference: the files that drafts are copied from; a run is continued only with the same
+            ones, and with models of the same weights.
 
     Returns:
         One record per method, batch size and temperature; each with `environment`, the reference's
@@ -241,7 +242,7 @@ def compare(
             method.name: _weights(method.arguments.get("assistant_model")) for method in methods
         },
     }
-    unfinished = Unfinished(file, {**about, **asdict(settings), "models": names})
+    unfinished = Unfinished(file, {**about, **asdict(settings), "reference": reference})
     done = unfinished.load()
     if done:
         console.print(f"Going on with {unfinished.file}.")

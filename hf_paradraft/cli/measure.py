@@ -253,14 +253,9 @@ def bench(
         methods = [methods[0], *chosen]
     tokenizer = models.tokenizer
     pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    names = {
-        "target": target,
-        "drafter": ", ".join(drafter or []) or None,
-        "parent": parent,
-        "reference": ", ".join(map(str, reference or [])) or None,
-    }
+    copied = ", ".join(map(str, reference or []))
     rows = compare(
-        models.target, methods, prompts, console, settings, pad, json_file, equality, names
+        models.target, methods, prompts, console, settings, pad, json_file, equality, copied
     )
     _write(rows, markdown_file, plot_file)
 
