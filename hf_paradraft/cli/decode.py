@@ -20,7 +20,6 @@ from ..integration.setting import check_same_tokenizer
 from ..outer_names import is_recurrent_model
 from .options import (
     AnyDrafter,
-    DrafterName,
     Dtype,
     DtypeOption,
     NewTokens,
@@ -63,7 +62,7 @@ def _quiet() -> None:
 @app.command(epilog="Example: paradraft demo --seconds 600")
 def demo(
     target: Target = None,
-    drafter: DrafterName = None,
+    drafter: AnyDrafter = None,
     parent: Parent = None,
     public: Annotated[
         bool,

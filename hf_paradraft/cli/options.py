@@ -57,9 +57,6 @@ class Dtype(StrEnum):
 Target = Annotated[
     str | None, typer.Option(help="Folder or Hub id of the big model; default: the embedded one.")
 ]
-DrafterName = Annotated[
-    str | None, typer.Option("--drafter", help="Folder or Hub id of a drafter for it.")
-]
 DrafterNames = Annotated[
     list[str] | None,
     typer.Option(
