@@ -83,15 +83,7 @@ def variants_of(
     """List a drafter's chains of all lengths, then its trees of all sizes.
 
     Trees are as deep as the longest chain; of prompt tokens, only their own tree is listed.
-
-    Raises:
-        ValueError: a drafter of no kind.
     """
-    if not drafter.kind:
-        raise ValueError(
-            f"{type(drafter).__name__} is of no kind that this library measures by itself: build "
-            "Methods of it."
-        )
     if drafter.kind.startswith("ppd"):
         own = drafter.speculation_config
         name = own.tree_size if own.tree_size == "auto" else f"n{own.tree_size}"

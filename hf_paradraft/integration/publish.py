@@ -34,7 +34,7 @@ def _fetched(repo_id: str, place: Path) -> tuple[DrafterFolder, dict[str, int]]:
     """
     try:
         files = HfApi().list_repo_files(repo_id)
-        name = next(name for name in ("adapter_config.json", "config.json") if name in files)
+        name = "adapter_config.json" if "adapter_config.json" in files else "config.json"
         shutil.copy(hf_hub_download(repo_id, name), place)
         # the config of a drafter made with this library says its kind
         ours = "paradraft" in read_json(place / name)
@@ -42,10 +42,6 @@ def _fetched(repo_id: str, place: Path) -> tuple[DrafterFolder, dict[str, int]]:
         if WEIGHTS & set(files) and not ours:
             for file in HfApi().get_safetensors_metadata(repo_id).files_metadata.values():
                 sizes |= {name: info.parameter_count for name, info in file.tensors.items()}
-    except StopIteration:
-        raise OSError(
-            f"{repo_id} holds no drafter: it has no config.json and no adapter_config.json."
-        ) from None
     except (
         HTTPError,
         HFValidationError,
