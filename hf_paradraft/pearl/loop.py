@@ -187,8 +187,6 @@ class Windows:
         none = not call.first and not any(map(len, self.windows))
         first = self.adapts and self.schedule.drafts_first and none
         depth = self._most() if first else call.config.num_draft_tokens
-        if not self.group.may_draft(call.verifier):
-            depth = 0
         prefixes = [sequence.prefix(depth) for sequence in call.sequences]
         self.drafted_first = first and any(prefix.room for prefix in prefixes)
         if self.drafted_first:
