@@ -230,15 +230,6 @@ OWN_WAY = (
 )
 
 
-def _is_paged(given: dict[str, Any], *configs: Any) -> bool:
-    """Tell whether a call goes to continuous batching, which takes no assistant."""
-    named = (
-        given.get("cache_implementation"),
-        *(getattr(config, "cache_implementation", None) for config in configs),
-    )
-    return next((name for name in named if name), None) == "paged"
-
-
 def _wrap_generate(original):
     places = [*inspect.signature(original).parameters][1:]
 
@@ -247,10 +238,14 @@ def _wrap_generate(original):
         drafter, given = drafter_on(self), {**dict(zip(places, args, strict=False)), **kwargs}
         config = given.get("generation_config")
         asked = (given.get(name, getattr(config, name, None)) for name in OWN_WAY)
-        own = any(value not in (None, False) for value in asked) or getattr(
-            config, "is_assistant", False
+        own = any(value not in (None, False) for value in asked)
+        own = own or getattr(config, "is_assistant", False)
+        # continuous batching takes no assistant
+        paged = given.get("cache_implementation") == "paged" or any(
+            getattr(one, "cache_implementation", None) == "paged"
+            for one in (config, self.generation_config)
         )
-        if drafter is not None and not own and not _is_paged(given, config, self.generation_config):
+        if drafter is not None and not own and not paged:
             try:
                 return original(self, **{**given, "assistant_model": _SetDrafter(drafter)})
             except Refused as reason:  # before anything was decoded or streamed
