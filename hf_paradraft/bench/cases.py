@@ -77,24 +77,22 @@ def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
     ]
 
 
-def _told_apart(variants: Sequence[Method]) -> list[Method]:
-    """Append the drafter's folder to variant names that several variants have.
+def _variants_of_all(
+    drafters: Sequence[Drafter], lengths: Sequence[int], sizes: Sequence[TreeSize]
+) -> list[Method]:
+    """List the variants of all drafters, and append the drafter's folder to names of several.
 
     Where folders do not tell drafters apart, the drafter's number in the order given is appended.
     """
-    uses = Counter(variant.name for variant in variants)
-    drafters = list({id(variant.drafter): variant.drafter for variant in variants}.values())
+    variants = [variants_of(drafter, lengths, sizes) for drafter in drafters]
+    uses = Counter(variant.name for own in variants for variant in own)
     folders = [Path(drafter.name_or_path).name for drafter in drafters]
-    labels = {
-        id(drafter): folder if folder and folders.count(folder) == 1 else str(number)
-        for number, (drafter, folder) in enumerate(zip(drafters, folders, strict=True), 1)
-    }
-    return [
-        variant
-        if uses[variant.name] == 1
-        else replace(variant, name=f"{variant.name}@{labels[id(variant.drafter)]}")
-        for variant in variants
-    ]
+    for number, (folder, own) in enumerate(zip(folders, variants, strict=True), 1):
+        label = folder if folder and folders.count(folder) == 1 else number
+        for variant in own:
+            if uses[variant.name] > 1:
+                variant.name = f"{variant.name}@{label}"
+    return [variant for own in variants for variant in own]
 
 
 def methods_of(
@@ -143,9 +141,7 @@ def methods_of(
         peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
         peers.append(prompt_lookup())
     drafters = [drafter, *others] if case == Case.methods else [drafter]
-    variants = _told_apart(
-        [way for one in drafters for way in variants_of(one, draft_lengths, tree_sizes)]
-    )
+    variants = _variants_of_all(drafters, draft_lengths, tree_sizes)
     if lookup:
         peers.append(drafted("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))
         variants += prompt_lookup_variants(variants)
