@@ -54,28 +54,27 @@ def acceptance(
         target = open_model(target, dtype=drafter.dtype)
     target = target.to(next(drafter.parameters()).device).eval()
     options = drafter.eval().speculation_config
+    stats, context = SpeculationStats(), learned_context(target)
     # chains, and every round counts
     drafter.speculation_config = replace(options, tree_size=None, never_slower=False)
-    stats, context = SpeculationStats(), learned_context(target)
-    for sample in tqdm(samples, desc="acceptance", unit="prompts", leave=False):
-        begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
-        ids = torch.tensor(
-            [sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]],
-            device=target.device,
-        )
-        target.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            assistant_model=drafter,
-            max_new_tokens=max_new_tokens
-            if context is None
-            else min(max_new_tokens, context - ids.shape[1]),
-            do_sample=False,
-            pad_token_id=tokenizer.pad_token_id,
-            **stopping(target, tokenizer),
-        )
-        stats = stats + drafter.last_stats
-    drafter.speculation_config = options
+    try:
+        for sample in tqdm(samples, desc="acceptance", unit="prompts", leave=False):
+            begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
+            prompt = sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]
+            ids = torch.tensor([prompt], device=target.device)
+            room = max_new_tokens if context is None else min(max_new_tokens, context - len(prompt))
+            target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                assistant_model=drafter,
+                max_new_tokens=room,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+                **stopping(target, tokenizer),
+            )
+            stats = stats + drafter.last_stats
+    finally:
+        drafter.speculation_config = options
     return {
         "mean_emitted": stats.mean_emitted,
         "acceptance_by_position": stats.acceptance_by_position,

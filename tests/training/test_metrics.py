@@ -21,3 +21,15 @@ def test_texts_go_on_as_far_as_there_are_positions(lengths):
     )
     assert found["samples"] == len(lengths)
     assert found["mean_emitted"] >= 1
+
+
+def test_a_call_that_fails_leaves_the_drafters_options_as_they_were(monkeypatch):
+    """They stayed those of the measurement: chains, and no round without a draft."""
+    target = tiny_model()
+    drafter = near_copy(target, 0.05)
+    options = drafter.speculation_config
+    monkeypatch.setattr(target, "generate", lambda *_, **__: 1 / 0)
+    samples = Dataset.from_list([{"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}])
+    with pytest.raises(ZeroDivisionError):
+        acceptance(target, drafter, make_tokenizer(), samples)
+    assert drafter.speculation_config is options

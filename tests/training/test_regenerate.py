@@ -182,3 +182,26 @@ def test_a_row_that_cannot_be_written_leaves_none_of_itself(tmp_path, monkeypatc
         with pytest.raises(OSError, match="no space left"):
             journal.add({"index": 1})
         assert output.read_bytes() == before
+
+
+def test_prompts_that_change_during_a_run_are_not_mixed_with_others(prompts, tmp_path):
+    """A run answers the prompts that it has read; answers of others are not gone on with."""
+    before, output = prompts.read_text(), tmp_path / "parts.jsonl"
+    regenerate(tiny_model(), make_tokenizer(), prompts, tmp_path / "whole.jsonl", **OPTIONS)
+    target, _ = dying_after(2)
+    plain = target.generate
+
+    def generate(*args, **kwargs):
+        prompts.write_text(before.replace("a b", "b a"))
+        return plain(*args, **kwargs)
+
+    target.generate = generate
+    with pytest.raises(Killed):
+        regenerate(target, make_tokenizer(), prompts, output, **OPTIONS)
+    unfinished = output.read_text()
+    with pytest.raises(ValueError, match=r"other settings .prompts: .* there, .* now"):
+        regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
+    assert output.read_text() == unfinished
+    prompts.write_text(before)
+    regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
+    assert output.read_text() == (tmp_path / "whole.jsonl").read_text()

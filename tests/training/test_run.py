@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 import torch
+from datasets import Dataset
 from safetensors.torch import load_file
 from tiny import MASK, tiny_model
 from trained import (
@@ -17,7 +18,7 @@ from trained import (
     train_pard,
     train_ppd,
 )
-from transformers import Trainer
+from transformers import SchedulerType, Trainer, TrainingArguments
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
@@ -257,3 +258,43 @@ def test_a_run_of_another_kind_is_replaced(folder):
     assert (folder / "out" / "model.safetensors").exists()
     assert not (folder / "out" / "checkpoint-1" / "adapter_config.json").exists()
     assert checkpoints(folder / "out") == ["checkpoint-1"]
+
+
+def test_a_schedule_is_a_name_or_one_of_transformers_types(folder):
+    """Both are the same run, so that one can go on with the other."""
+    options = {**OPTIONS, "mask_token_id": MASK, "num_depths": 2}
+    paths = folder / "target", folder / "rows.jsonl"
+    cosine = {**options, "lr_scheduler_type": SchedulerType.COSINE}
+    train_pard(*paths, folder / "typed", max_steps=4, **cosine)
+    train_pard(*paths, folder / "named", max_steps=4, **{**options, "lr_scheduler_type": "cosine"})
+    named, typed = weights(folder / "named"), weights(folder / "typed")
+    assert all(torch.equal(tensor, typed[name]) for name, tensor in named.items())
+    train_pard(*paths, folder / "named", max_steps=4, resume=True, **cosine)
+    other = {**options, "lr_scheduler_type": SchedulerType.WARMUP_STABLE_DECAY}
+    with pytest.raises(ValueError, match="has to be one of linear"):
+        train_pard(*paths, folder / "other", max_steps=4, **other)
+
+
+class Padding:
+    """A collator that takes no attributes."""
+
+    __slots__ = ()
+
+    def __call__(self, samples):
+        ids = torch.tensor([sample["input_ids"] for sample in samples])
+        return {"input_ids": ids, "labels": ids}
+
+
+def test_a_collator_may_be_one_that_takes_no_attributes(folder, tmp_path):
+    """It makes no random choices, so that nothing has to know the epoch."""
+    arguments = TrainingArguments(
+        str(tmp_path / "out"),
+        report_to="none",
+        num_train_epochs=2,
+        use_cpu=True,
+        save_strategy="no",
+    )
+    rows = Dataset.from_list([{"input_ids": [1, 2, 3, 4], "length": 4}] * 8)
+    model = tiny_model(dtype=torch.float32)
+    trainer = ResumableTrainer(model, arguments, data_collator=Padding(), train_dataset=rows)
+    assert trainer.train().global_step == 2
