@@ -41,7 +41,12 @@ def with_home(word: str, before: str) -> str:
     return os.path.expanduser(word) if before.startswith("--") and "=" not in before else word
 
 
-EXTRAS = {"datasets": "train", "matplotlib": "bench", "pandas": "bench"}  # what brings a package
+EXTRAS = {
+    "datasets": "train",
+    "openai": "train",
+    "matplotlib": "bench",
+    "pandas": "bench",
+}  # what brings a package
 app = typer.Typer(
     cls=Paradraft,
     help="Parallel drafters for transformers: the same output from generate, several times faster.",

@@ -7,10 +7,9 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from huggingface_hub.utils import http_backoff
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -34,9 +33,12 @@ from .source import thought_of
 from .target import fingerprint
 from .target_states import TargetStates
 
+if TYPE_CHECKING:
+    from openai import OpenAI
+
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
-PATIENCE = 600.0  # seconds for one answer of a server
+PATIENCE, RETRIES = 600.0, 5  # of a server: seconds for an answer, and further requests for it
 # of a turn, as the protocol names them
 SENT = (
     "role",
@@ -331,9 +333,17 @@ class Server:
         Raises:
             OSError: the server refuses, or does not answer.
         """
-        with ThreadPoolExecutor(self.batch_size) as pool:
+        from openai import OpenAI  # an extra
+
+        client = OpenAI(
+            base_url=self.base_url,
+            api_key=self.api_key or "none",
+            timeout=PATIENCE,
+            max_retries=RETRIES,
+        )
+        with client, ThreadPoolExecutor(self.batch_size) as pool:
             asked = {
-                pool.submit(self._ask, index, row): index
+                pool.submit(self._ask, client, index, row): index
                 for index, row in rows.items()
                 if index not in done
             }
@@ -346,7 +356,7 @@ class Server:
                     if future.cancelled():
                         continue
                     if (error := future.exception()) is not None:
-                        # what is under way is waited for, and no more is asked
+                        # requests under way are waited for, and no more are sent
                         failure = failure or error
                         for other in asked:
                             other.cancel()
@@ -367,45 +377,39 @@ class Server:
                     "and the options."
                 )
 
-    def _ask(self, index: int, row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    def _ask(
+        self, client: OpenAI, index: int, row: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], bool]:
         """Ask for one answer: the answered row, and whether the server took the prompt."""
-        headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
-        body = {
-            "model": self.model,
-            "messages": [
-                {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
-            ],
-            "max_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "seed": self.seed + index,
-            **({"tools": row["tools"]} if "tools" in row else {}),
-        }
-        url = f"{self.base_url.rstrip('/')}/chat/completions"
+        from openai import BadRequestError
+
+        turns: Any = [
+            {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
+        ]
         try:
-            response = http_backoff("POST", url, json=body, headers=headers, timeout=PATIENCE)
-            if response.status_code == 400:  # this prompt's own: it is too long, say
-                logger.warning("%s refuses prompt %d: %s", url, index + 1, response.text[:200])
-                return answered(row, "", False), False
-            if response.status_code > 400:
-                raise ValueError(f"status {response.status_code}, {response.text[:200]}")
-            choice = response.json()["choices"][0]
-            message, reason = choice["message"], choice["finish_reason"]
-            text, calls = message.get("content"), message.get("tool_calls") or None
-            if not isinstance(calls, list | None):
-                raise ValueError(f"calls of tools that are no list: {str(choice)[:200]}")
-            thought = thought_of(message)
-            if not isinstance(text, str | None) or ("content" not in message and calls is None):
-                raise ValueError(f"an answer without text: {str(choice)[:200]}")
+            choice = client.chat.completions.create(
+                model=self.model,
+                messages=turns,
+                max_tokens=self.max_new_tokens,
+                temperature=self.temperature,
+                seed=self.seed + index,
+                **({"tools": row["tools"]} if "tools" in row else {}),
+            ).choices[0]
+            message: dict[str, Any] = choice.message.to_dict()
+            calls, thought = message.get("tool_calls"), thought_of(message)
+            text = message.get("content") if calls else message["content"] or ""
             whole_characters(json.dumps(message, ensure_ascii=False))
+        except BadRequestError as error:  # this prompt's own: it is too long, say
+            logger.warning("%s refuses prompt %d: %s", self.base_url, index + 1, error)
+            return answered(row, "", False), False
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
-                f"{url} did not answer prompt {index + 1} ({type(error).__name__}: {error}). What "
-                "it has answered is kept: the same call goes on."
+                f"{self.base_url.rstrip('/')}/chat/completions did not answer prompt {index + 1} "
+                f"({type(error).__name__}: {error}). What it has answered is kept: the same call "
+                "goes on."
             ) from error
         said = {"reasoning_content": thought, "tool_calls": calls}
         # all of its tokens may have gone into thoughts
-        text = text if text or calls else ""
-        whole = reason in ("stop", "tool_calls") and bool(text or calls)
-        return answered(
-            row, text, whole, {name: value for name, value in said.items() if value is not None}
-        ), True
+        whole = choice.finish_reason in ("stop", "tool_calls") and bool(text or calls)
+        more = {name: value for name, value in said.items() if value}
+        return answered(row, text, whole, more), True

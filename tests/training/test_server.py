@@ -108,7 +108,7 @@ def test_a_server_answers_several_prompts_at_a_time(server, tmp_path):
 def test_what_a_server_has_answered_is_not_asked_again(server, tmp_path):
     prompts, output = written(tmp_path, "one", "two", "fail", "four"), tmp_path / "out.jsonl"
     with pytest.raises(
-        OSError, match=r"did not answer prompt 3 .*status 404.*kept: the same call goes on"
+        OSError, match=r"did not answer prompt 3 .*code: 404.*kept: the same call goes on"
     ):
         regenerate(Server(server.url, "big", 7, 1), prompts, output)
     server.fails, before = False, len(server.asked)
@@ -211,6 +211,6 @@ def test_a_server_that_takes_no_prompt_is_said_and_leaves_nothing(word, server, 
     """A wrong key or name: the command waited for ever, or wrote empty answers as finished work."""
     prompts = written(tmp_path, *[f"{word} {number}" for number in range(12)])
     output = tmp_path / "out.jsonl"
-    with pytest.raises(OSError, match="status 404" if word == "fail" else "refuses every prompt"):
+    with pytest.raises(OSError, match="code: 404" if word == "fail" else "refuses every prompt"):
         regenerate(Server(server.url, "big", 7, 3), prompts, output)
     assert rows_in(output) == []
