@@ -183,25 +183,17 @@ class TrainingOptions(ABC):
         """Refuse a drafter that cannot learn while it drafts.
 
         Raises:
-            ValueError: the kind has no `trainer`, or its trainer does not take the drafter's form.
+            ValueError: the kind does not learn so, or its trainer does not take the drafter's form.
         """
-        if cls.trainer is TrainingOptions.trainer:
-            raise ValueError(
-                f"A {drafter.title} does not learn from texts that are answered meanwhile."
-            )
+        return None
 
+    @abstractmethod
     def untrained(self, inputs: RunInputs) -> Any:
         """Make the drafter that is to be trained."""
-        raise NotImplementedError(f"{type(self).__name__} has no untrained(inputs).")
 
+    @abstractmethod
     def trainer(self, drafter: Any, inputs: RunInputs) -> ResumableTrainer:
         """Make the trainer of a drafter: an untrained one, or one that follows its target."""
-        raise NotImplementedError(f"{type(self).__name__} has no trainer(drafter, inputs).")
-
-    def prepare(self, inputs: RunInputs) -> tuple[Any, ResumableTrainer]:
-        """Make the untrained drafter and its trainer."""
-        drafter = self.untrained(inputs)
-        return drafter, self.trainer(drafter, inputs)
 
     @property
     @abstractmethod
@@ -297,7 +289,8 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     checkpoint = newest_checkpoint(run.output_dir, settings) if run.resume else None
     torch.manual_seed(run.seed)
     inputs = RunInputs(model, tokenizer, arguments, train_set, eval_set)
-    drafter, trainer = run.prepare(inputs)
+    drafter = run.untrained(inputs)
+    trainer = run.trainer(drafter, inputs)
     trainer.add_callback(checkpoints := Checkpoints(settings, arguments, checkpoint))
     trainer.train(resume_from_checkpoint=checkpoint)
     run.finish(trainer)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from layouts import LAYOUTS, write
-from tiny import tiny_model
+from tiny import tiny_model, with_prompts
 from transformers import Trainer, TrainingArguments
 
 import hf_paradraft
@@ -212,6 +212,9 @@ def test_who_cannot_learn_is_refused(tmp_path):
             FollowTarget(drafter)
     with pytest.raises(ValueError, match="NgramDrafter is of no kind that is trained here"):
         FollowTarget(hf_paradraft.NgramDrafter())
+    prompts = hf_paradraft.PpdDrafter.from_model(with_prompts(tiny_model()))
+    with pytest.raises(ValueError, match="A PPD adapter does not learn from texts"):
+        FollowTarget(prompts)
     with pytest.raises(ValueError, match="1 at least"):
         FollowTarget(hf_paradraft.MtpDrafter.from_target(target, True), every=0)
 

@@ -130,16 +130,26 @@ class PpdTraining(TrainingOptions):
         """Load the target, in the number format that this hardware is fast at."""
         return open_fast(self.target)
 
-    def prepare(self, inputs: RunInputs) -> tuple[PeftModel, PpdTrainer]:
-        """Implement `TrainingOptions.prepare`."""
+    @classmethod
+    def check_drafter(cls, drafter: PpdDrafter) -> None:
+        """Implement `TrainingOptions.check_drafter`: prompts learn in their base model alone."""
+        raise ValueError(
+            f"A {drafter.title} does not learn from texts that are answered meanwhile."
+        )
+
+    def untrained(self, inputs: RunInputs) -> PeftModel:
+        """Implement `TrainingOptions.untrained`: the target with an adapter of new prompts."""
         config = PpdConfig(
             num_prompt_tokens=self.num_prompt_tokens, num_ensembles=self.num_ensembles
         )
         adapted = get_peft_model(inputs.model, config)
         if Path(self.target).exists():  # wherever the adapter is loaded or published from
             adapted.active_peft_config.base_model_name_or_path = str(Path(self.target).resolve())
-        trainer = PpdTrainer(adapted, inputs.arguments, self.points, self.decay, **inputs.sets)
-        return adapted, trainer
+        return adapted
+
+    def trainer(self, drafter: PeftModel, inputs: RunInputs) -> PpdTrainer:
+        """Implement `TrainingOptions.trainer`."""
+        return PpdTrainer(drafter, inputs.arguments, self.points, self.decay, **inputs.sets)
 
     @property
     def models(self) -> dict[str, str | None]:
