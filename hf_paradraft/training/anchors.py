@@ -12,12 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
 from torch.optim import AdamW, Muon
-from transformers import TrainingArguments
 
-from .losses import Loss, mixed, rejection
+from .losses import mixed, rejection
 from .rows import IGNORED, ChoosingCollator, places_in
 from .run import RunInputs, option
-from .target_states import TargetStates
 from .target_training import TargetTraining
 from .trainer import DepthTrainer
 
@@ -127,33 +125,22 @@ class AnchorTrainer(DepthTrainer):
     Evaluation reports the chance of acceptance under rejection sampling.
 
     Args:
-        model: holds a `drafter` that is attached to its target, and `count`, K; its forward takes a
-            batch and the target's states, and gives `logits` `(B, A, K, V')`, and perhaps
-            `confidence` `(B, A, K)`.
-        args: any `TrainingArguments`.
-        states: of the target.
-        fading: weight of each guess, of that before it.
-        num_anchors: of a text, at most.
-        loss: by name.
-        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+        options: the run's.
+        drafter: attached to its target.
+        inputs: the run's.
+
+    Attributes:
+        states: the target's.
     """
 
     figure = "acceptance"
 
-    def __init__(
-        self,
-        model: Any,
-        args: TrainingArguments,
-        states: TargetStates,
-        fading: float,
-        num_anchors: int,
-        loss: Loss = "tv",
-        **kwargs: Any,
-    ):
-        collator = AnchorCollator(num_anchors, model.count, args.seed)
-        super().__init__(model, args, collator, **kwargs)
-        self.drafter: Any = model.drafter
-        self.states, self.fading, self.loss = states, fading, loss
+    def __init__(self, options: AnchorTraining, drafter: Any, inputs: RunInputs):
+        network, args = options.network(drafter), inputs.arguments
+        collator = AnchorCollator(options.num_anchors, network.count, args.seed)
+        super().__init__(network, args, collator, **inputs.sets)
+        self.drafter, self.loss, self.fading = drafter, options.loss, options.fading
+        self.states = options.states(inputs, drafter.features, drafter.vocabulary)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Make `MuonAdamW`, unless `optim` names another one or processes share weights.
@@ -203,17 +190,13 @@ class AnchorTraining(TargetTraining):
     num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)
 
     @abstractmethod
-    def network(self, drafter: Any) -> torch.nn.Module:
-        """Make the `model` of an `AnchorTrainer`; its parameters are the drafter's."""
+    def network(self, drafter: Any) -> Any:
+        """Make the module that the trainer calls; its parameters are the drafter's.
+
+        It has `count`, K guesses after an anchor. Its forward takes a batch and the target's
+        states, and gives `logits` `(B, A, K, V')`, and perhaps `confidence` `(B, A, K)`.
+        """
 
     def trainer(self, drafter: Any, inputs: RunInputs) -> AnchorTrainer:
         """Implement `TrainingOptions.trainer`."""
-        return AnchorTrainer(
-            self.network(drafter),
-            inputs.arguments,
-            self.states(inputs, drafter.features, drafter.vocabulary),
-            self.fading,
-            self.num_anchors,
-            self.loss,
-            **inputs.sets,
-        )
+        return AnchorTrainer(self, drafter, inputs)
