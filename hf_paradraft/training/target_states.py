@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,14 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import BoolTensor, LongTensor, Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..chat import learned_context
 from ..decoding.features import Features, decoder_of
 from ..decoding.target_head import TargetHead
-from ..files import other_settings, read_json, write_json
+from ..files import other_settings, read_json, whole, write_json
 from ..protocol.drafter import FeatureKey
 from .rows import SHAPES
 from .target import fingerprint
@@ -136,21 +136,18 @@ class TargetStates:
             for row, length in zip(ids, lengths.tolist(), strict=True)
         ]
         names = [*map(str, self.keys), "normaliser"]
-        states = [_read(file, names) if file.exists() else None for file in files]
-        if missing := [row for row, state in enumerate(states) if state is None]:
-            missing_ids, width = ids[missing], int(lengths[missing].max())
-            for row, state in zip(
-                missing, self._run(missing_ids[:, :width], lengths[missing]), strict=True
-            ):
-                self._keep(files[row], state)
-                states[row] = state
-        width = ids.shape[1]
+        texts = [_read(file, names) if file.exists() else None for file in files]
+        if missing := [row for row, text in enumerate(texts) if text is None]:
+            some, longest = lengths[missing], int(lengths[missing].max())
+            states = self._states(self.stored_keys, ids[missing, :longest], some)
+            for row, text in zip(missing, self._by_text(states, some.tolist()), strict=True):
+                self._keep(files[row], text)
+                texts[row] = text
+        padding = ids.shape[1] - int(lengths.max())
         return {
-            key: torch.stack(
-                [
-                    F.pad(state[str(key)], (0, 0, 0, width - len(state[str(key)])))
-                    for state in states
-                ]
+            key: F.pad(
+                pad_sequence([text[str(key)] for text in texts], batch_first=True),
+                (0, 0, 0, padding),
             ).to(ids.device)
             for key in (*self.keys, "normaliser")
         }
@@ -187,12 +184,8 @@ class TargetStates:
         states = {
             key: F.pad(rows, (0, 0, 0, len(ids) - len(rows)))[None] for key, rows in caught.items()
         }
-        (whole,) = self._by_text(states, [len(ids)])
-        self._keep(_file_of(self.folder, ids), whole)
-
-    def _run(self, ids: LongTensor, lengths: LongTensor) -> list[dict[str, Tensor]]:
-        """Compute the tensors that are kept of each text, `(length, …)`, on the CPU."""
-        return self._by_text(self._states(self.stored_keys, ids, lengths), lengths.tolist())
+        (text,) = self._by_text(states, [len(ids)])
+        self._keep(_file_of(self.folder, ids), text)
 
     def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
         """Split states `(B, N, hidden)` by text, with a normaliser for each token.
@@ -237,17 +230,15 @@ class TargetStates:
                 "are needed."
             )
             return
-        temporary = file.with_suffix(f".{os.getpid()}.new")  # several processes may share a folder
         try:
             if not (record := file.parent / RECORD).exists():
                 record.parent.mkdir(parents=True, exist_ok=True)
                 write_json(record, {**self.identity, "keys": self.stored_keys})
-            save_file(tensors, temporary)
-            temporary.replace(file)
+            with whole(file) as temporary:
+                save_file(tensors, temporary)
             self.room -= size
         except (OSError, SafetensorError) as error:  # training goes on without
             self.room = 0
-            temporary.unlink(missing_ok=True)
             logger.warning("%s takes no more states: %s", file.parent, error)
 
 
