@@ -27,6 +27,8 @@ from ..outer_names import find_adapter_config_file
 
 logger = logging.get_logger(__name__)
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.*", "tokenizer_config.json")
+# raised by transformers where a file holds something else than it expects
+NOT_A_MODELS = (AssertionError, AttributeError, KeyError, TypeError, ZeroDivisionError)
 
 
 def is_packed(name: str | Path) -> bool:
@@ -113,7 +115,7 @@ def config_of(name: str | Path) -> PreTrainedConfig:
         OSError, ValueError: nothing readable there.
     """
     check_there(name)
-    with _whole_files(name):
+    with _reading(name):
         return AutoConfig.from_pretrained(name, trust_remote_code=False)
 
 
@@ -128,14 +130,9 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
         file.exists() for pattern in TOKENIZERS for file in Path(name).glob(pattern)
     ):
         raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
-    if not is_packed(name):
-        check_there(name)
-        with _whole_files(name):
-            return AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    folder, file = _place_of(name)
     with _reading(name):
-        return AutoTokenizer.from_pretrained(
-            Path(name).parent, gguf_file=Path(name).name, trust_remote_code=False
-        )
+        return AutoTokenizer.from_pretrained(folder, **file, trust_remote_code=False)
 
 
 @names_folder
@@ -152,29 +149,16 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
         OSError, ValueError: nothing loadable there, a damaged file, or weights are missing; of a
             packed file, what is the matter with it.
     """
-    if is_packed(name):
-        packed = (
-            {"quantization_config": GgufConfig(dequantize=True)}
-            if whole
-            else {"dtype": torch.float32}
+    folder, file = _place_of(name)
+    if file and whole:
+        loading["quantization_config"] = GgufConfig(dequantize=True)
+    elif file:
+        loading["dtype"] = torch.float32
+    with _reading(name):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder, **loading, **file, trust_remote_code=False, output_loading_info=True
         )
-        file = {"gguf_file": Path(name).name, "trust_remote_code": False}
-        with _reading(name):
-            return AutoModelForCausalLM.from_pretrained(
-                Path(name).parent, **{**loading, **packed, **file}
-            ).eval()
-    check_there(name)
-    adapted = find_adapter_config_file(name) is not None
-    try:
-        with _whole_files(name):
-            model, info = AutoModelForCausalLM.from_pretrained(
-                name, **loading, trust_remote_code=False, output_loading_info=True
-            )
-    except SafetensorError as error:
-        raise OSError(
-            f"a weights file is truncated or damaged ({error}): download or save it again."
-        ) from None
-    if not adapted:
+    if not file and find_adapter_config_file(name) is None:
         refuse_missing(info, type(model).__name__, name)
     return model.eval()
 
@@ -189,31 +173,43 @@ def open_fast(name: str | Path, **loading: Any) -> PreTrainedModel:
     return open_model(name, dtype=dtype, **loading)
 
 
-@contextmanager
-def _whole_files(name: str | Path) -> Iterator[None]:
-    """Say that a model's files are no model's, where transformers stumbles over them."""
-    try:
-        yield
-    except (AssertionError, AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise ValueError(
-            f"{name} has files that are not a model's: {type(error).__name__}: {str(error)[:200]}"
-        ) from error
+def _place_of(name: str | Path) -> tuple[str | Path, dict[str, str]]:
+    """Find the folder of a model, and the argument that names a packed file in it, if it is one.
+
+    Raises:
+        OSError: nothing is there.
+    """
+    if is_packed(name):
+        return Path(name).parent, {"gguf_file": Path(name).name}
+    check_there(name)
+    return name, {}
 
 
 @contextmanager
 def _reading(name: str | Path) -> Iterator[None]:
-    """Say what is the matter with a packed file."""
+    """Say in a sentence why files cannot be read: transformers raises errors of many kinds."""
     try:
         yield
-    except ImportError as error:
+    except SafetensorError as error:
         raise OSError(
-            f"Reading {name} needs another package: pip install gguf ({error})."
-        ) from error
-    except Exception as error:  # a damaged or foreign file fails in many ways
-        raise ValueError(
-            f"{name} cannot be read: it is damaged, or of an architecture that transformers has "
-            f"not ({error})."
-        ) from error
+            f"a weights file is truncated or damaged ({error}): download or save it again."
+        ) from None
+    except Exception as error:
+        if is_packed(name):
+            if isinstance(error, ImportError):
+                raise OSError(
+                    f"Reading {name} needs another package: pip install gguf ({error})."
+                ) from error
+            raise ValueError(
+                f"{name} cannot be read: it is damaged, or of an architecture that transformers "
+                f"has not ({error})."
+            ) from error
+        if isinstance(error, NOT_A_MODELS):
+            raise ValueError(
+                f"{name} has files that are not a model's: {type(error).__name__}: "
+                f"{str(error)[:200]}"
+            ) from error
+        raise
 
 
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
