@@ -149,8 +149,7 @@ class Checkpoints(TrainerCallback):
     Args:
         settings: of the run.
         arguments: of the trainer; their `save_total_limit` is obeyed here.
-        resumed: the checkpoint that the run goes on from; None: those of a former run are laid
-            aside with its first.
+        resumed: the checkpoint that the run goes on from; None: it begins anew.
 
     Attributes:
         begun: when the run did, or would have done without a break.
@@ -165,47 +164,40 @@ class Checkpoints(TrainerCallback):
             float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0
         )
         arguments.save_total_limit = None
-        # those of a former run; None: they stand there yet
-        self.former: list[Path] | None = None if resumed is None else []
+        self.former: list[Path] = []  # one of ours, laid aside until its successor is there
 
     def on_step_end(self, args, state, control, **kwargs):
-        if control.should_save and state.is_world_process_zero:
-            if self.former is None:  # a trainer writes into what is there, another kind's files too
-                aside = [
-                    _lay_aside(file)
-                    for file in _checkpoints(Path(args.output_dir))
-                    if _is_ours(file)
-                ]
-                self.former = [file for file in aside if not file.is_symlink()]
-            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-            if checkpoint.exists() and not _is_ours(checkpoint):
+        if not control.should_save or not state.is_world_process_zero:
+            return
+        checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        if checkpoint.exists():  # a trainer writes into what is there, another kind's files too
+            is_ours = _is_ours(checkpoint)
+            aside = _lay_aside(checkpoint)
+            self.former = [aside] if is_ours and not aside.is_symlink() else []
+            if not is_ours:
                 logger.warning(
-                    "%s is of no run of this library: it is called %s now.",
-                    checkpoint,
-                    _lay_aside(checkpoint).name,
+                    "%s is of no run of this library: it is called %s now.", checkpoint, aside.name
                 )
-            checkpoint.mkdir(parents=True, exist_ok=True)
-            (checkpoint / MADE_HERE).write_text(str(time() - self.begun))
-            # one of that number that is there is whole no longer
-            (checkpoint / RUN).unlink(missing_ok=True)
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        (checkpoint / MADE_HERE).write_text(str(time() - self.begun))
 
     def on_save(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
         output_dir = Path(args.output_dir)
         write_json(output_dir / f"checkpoint-{state.global_step}" / RUN, self.settings)
-        whole = [
+        ours = [
             checkpoint
             for checkpoint in _checkpoints(output_dir)
-            if (checkpoint / RUN).exists() and _is_ours(checkpoint) and not checkpoint.is_symlink()
+            if _is_ours(checkpoint) and not checkpoint.is_symlink()
         ]
         reached = [
             checkpoint
-            for checkpoint in whole
+            for checkpoint in ours
             if _made(checkpoint) == self.settings and int(_step(checkpoint)) <= state.global_step
         ]
         best = Path(state.best_model_checkpoint or "")
-        for old in {*whole, *(self.former or ())} - {*reached[: self.limit], best}:
+        for old in {*ours, *self.former} - {*reached[: self.limit], best}:
             (old / RUN).unlink(missing_ok=True)  # first: half of it is left if this is stopped
             shutil.rmtree(old)
         self.former = []

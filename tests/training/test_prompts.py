@@ -80,6 +80,22 @@ def test_prompts_of_another_run_are_not_continued(tmp_path):
     assert file.read_text() != made
 
 
+@pytest.mark.parametrize(
+    "row", [{"messages": [], "batch": 0}, {"messages": [{"role": "user", "content": "a"}]}]
+)
+def test_invented_prompts_that_others_changed_are_not_continued(row, tmp_path):
+    target, tokenizer = tiny_model(initializer_range=0.1), chat_tokenizer()
+    file = tmp_path / "prompts.jsonl"
+    options = {"max_tokens": 30, "batch_size": 4}
+    invent(target, tokenizer, 2, file, **options)
+    with file.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+    changed = file.read_text()
+    with pytest.raises(ValueError, match="was changed by others: pass --overwrite"):
+        invent(target, tokenizer, 4, file, **options)
+    assert file.read_text() == changed
+
+
 def test_inventing_gives_up_on_turns_that_never_end(tmp_path):
     """However many are wanted, it is given up after some batches; and again where it went on."""
     tokenizer, target = chat_tokenizer(), tiny_model()
