@@ -161,10 +161,11 @@ class Target:
         """Yield (number, answered row) for every row that is not in `done`, in any order.
 
         Args:
-            rows: that are answered together.
-            done: those of them that have their answers.
+            rows: prompts that are answered together, by their numbers.
+            done: numbers of the run's prompts that have answers; it grows by each that is yielded.
         """
         prompts = {index: self.ids(row) for index, row in rows.items()}
+        lengths = {index: len(ids) for index, ids in prompts.items()}
         sizes = (
             self.max_new_tokens,
             self.batch_size,
@@ -172,9 +173,11 @@ class Target:
         )
         if self.joins and self.temperature == 0 and can_join(self.model, self.drafter):
             # short ones need not wait
-            waiting = sorted(prompts.keys() - done, key=lambda index: (len(prompts[index]), index))
+            waiting = sorted(
+                (index for index in prompts if index not in done), key=lengths.__getitem__
+            )
             encoded = [prompts[index] for index in waiting]
-            drafter, done = self._helper(), {*done}
+            drafter = self._helper()
             options = {
                 "drafter": drafter,
                 "pad_token_id": self.tokenizer.pad_token_id,
@@ -183,7 +186,6 @@ class Target:
             try:
                 for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
                     index = waiting[number]
-                    done.add(index)
                     yield index, self._answered(rows[index], prompts[index], ids, drafter, number)
             except Refused as error:
                 logger.warning_once(
@@ -192,7 +194,7 @@ class Target:
                     error,
                 )
                 self.joins = False
-        for batch in batches({index: len(ids) for index, ids in prompts.items()}, *sizes):
+        for batch in batches(lengths, *sizes):
             if not done.issuperset(batch):
                 drafter = self._helper()
                 written = self._together(batch, prompts, drafter)
@@ -274,7 +276,7 @@ def batches(
         num_slots: tokens of a batch, at most; one prompt is always answered.
     """
     waiting: list[int] = []
-    for index in sorted(lengths, key=lambda number: (lengths[number], number)):
+    for index in sorted(lengths, key=lengths.__getitem__):
         if waiting and (
             len(waiting) == batch_size
             or (len(waiting) + 1) * (lengths[index] + max_new_tokens) > num_slots

@@ -235,10 +235,11 @@ class FollowTarget(TrainerCallback):
         if self.pupil is None:
             self.pupil = copy.deepcopy(self.drafter).float()
         self.pupil.attach(target)
-        kind, record = options_of(type(self.drafter)), self.drafter.paradraft.get("training") or {}
-        given = {item.name for item in fields(kind)} & record.keys()
-        required = {item.name: "" for item in fields(kind) if item.default is MISSING}
-        options = kind(**{**required, **{name: record[name] for name in given}})
+        record = self.drafter.paradraft.get("training") or {}
+        kind = options_of(type(self.drafter))
+        needed = {item.name: "" for item in fields(kind) if item.default is MISSING}
+        known = {item.name: record[item.name] for item in fields(kind) if item.name in record}
+        options = kind(**{**needed, **known})
         outer: dict[str, Any] = {"use_cpu": self.pupil.device.type == "cpu"}
         if arguments is not None:
             outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}

@@ -99,11 +99,6 @@ def regenerate(
     }
     with Journal.open(output, settings, overwrite) as journal:
         done = {row.get(NUMBER, place) for place, row in enumerate(journal.rows())}
-        if len(done) > len(fits):
-            raise ValueError(
-                f"{output} has {len(done)} rows, and {source} only {len(fits)} prompts: name "
-                "another output."
-            )
         before, window = len(done), WINDOW * writer.batch_size
         if writer.states is not None and before:
             logger.warning("%d answers are there already: trainings compute their states.", before)
@@ -112,7 +107,7 @@ def regenerate(
             rows = dict(enumerate(fits[begin : begin + window], begin))
             if rows.keys() <= done:
                 continue
-            for number, row in writer.answers(rows, rows.keys() & done):
+            for number, row in writer.answers(rows, done):
                 journal.add({NUMBER: number, **row})
                 done.add(number)
                 bar.update(1)

@@ -9,14 +9,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from time import perf_counter
+from timeit import repeat
 from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.constants import HF_HOME
 from torch import LongTensor
+from torch.nn.functional import linear
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -223,9 +224,4 @@ def trains_in_bf16() -> bool:
 def _seconds(dtype: torch.dtype) -> float:
     """Time a matrix product of a training step's size, in seconds: the best of some runs."""
     rows, weight = torch.ones(1024, 512, dtype=dtype), torch.ones(1024, 512, dtype=dtype)
-    seconds = []
-    for _ in range(5):
-        begun = perf_counter()
-        torch.nn.functional.linear(rows, weight)
-        seconds.append(perf_counter() - begun)
-    return min(seconds)
+    return min(repeat(partial(linear, rows, weight), number=1, repeat=5))
