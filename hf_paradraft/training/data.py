@@ -93,13 +93,14 @@ def encode_chat(
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
+        learned = _is_learned(message)
         opened = _opened(tokenizer, messages[: index + 1], tools)
         if not opened.startswith(text):
             ids, labels, text = [], [], ""
         append(opened[len(text) :], False)
         if index + 1 == len(messages) and not message.get("tool_calls"):
             closing = _around(tokenizer, messages, tools)[1] if finished else ""
-            append(_answer(tokenizer, messages, opened, tools) + closing, _is_learned(message))
+            append(_answer(tokenizer, messages, opened, tools) + closing, learned)
             # the template writes the end of an answer as what opens the next turn
             if finished and not closing.strip():
                 with suppress(RefusedTurns):
@@ -107,14 +108,12 @@ def encode_chat(
                         tokenizer, [*messages, {"role": "user", "content": ANSWER}], False, tools
                     )
                     after = more[len(text) :] if more.startswith(text) else ""
-                    append(
-                        next((end for end in ends.values() if after.startswith(end)), ""),
-                        _is_learned(message),
-                    )
+                    end = next((end for end in ends.values() if after.startswith(end)), "")
+                    append(end, learned)
         elif (turn := render_chat(tokenizer, messages[: index + 1], False, tools)).startswith(
             opened
         ):
-            append(turn[len(opened) :], _is_learned(message))
+            append(turn[len(opened) :], learned)
     return {"input_ids": ids, "labels": labels}
 
 

@@ -52,13 +52,9 @@ class Unrolled(torch.nn.Module):
             `logits` `(B, A, K, V')` of the guesses, and `states` `(B, A, K, hidden)` after them.
         """
         drafter, (model,), ids = self.drafter, self.reads, batch["input_ids"]
-        cache = DynamicCache()
+        cache, chains = DynamicCache(), batch["anchors"].shape[1]
         # row j of a text reads token j + 1 and the features of j
-        size, chains = (
-            ids.shape[1] - 1,
-            batch["anchors"].shape[1],
-        )
-        rows = torch.arange(size, device=ids.device)
+        rows = torch.arange(ids.shape[1] - 1, device=ids.device)
         causal = additive((rows <= rows[:, None])[None, None], drafter.dtype)
         fused = model.fuse(states)[:, :-1]
         # Of the text only keys and values are learned from: anchors are read again, so that nothing
