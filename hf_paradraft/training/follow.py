@@ -296,9 +296,7 @@ def _untouched(target: PreTrainedModel) -> Iterator[None]:
     luck, luck_of_numpy = random.getstate(), np.random.get_state()
     steps = dict(GradientState._shared_state)
     with torch.random.fork_rng(), torch.enable_grad():
-        target.eval()
-        for parameter in learned:
-            parameter.requires_grad_(False)
+        target.eval().requires_grad_(False)
         try:
             yield
         finally:

@@ -17,7 +17,7 @@ from zipfile import is_zipfile
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from ..files import PUBLISHED, names_of, other_settings, read_json, share_weights, write_json
+from ..files import PUBLISHED, check_whole, other_settings, read_json, share_weights, write_json
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
@@ -134,7 +134,7 @@ def _damaged(checkpoint: Path) -> Path | None:
     """Find a file of a checkpoint that is cut off or overwritten; None: there is none."""
     for file in (checkpoint / RUN, *checkpoint.glob("*.safetensors")):
         try:
-            read_json(file) if file.name == RUN else names_of(file)
+            check_whole(file)
         except OSError:
             return file
     return next((file for file in checkpoint.glob("*.pt") if not is_zipfile(file)), None)
