@@ -130,10 +130,8 @@ class FollowTarget(TrainerCallback):
         while self.num_tokens > self.max_tokens and len(self.texts) > 1:
             self.num_tokens -= self.texts.popleft()["length"]
 
-    def __deepcopy__(self, memo: Any) -> None:
-        """Return None: copies of the drafter have no listener, and are not taught."""
-
     def __reduce__(self) -> tuple:
+        """Become None in copies and pickles of the drafter, which are not taught."""
         return type(None), ()
 
     def on_step_end(

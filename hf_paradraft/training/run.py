@@ -13,6 +13,7 @@ import operator
 import time
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
@@ -306,9 +307,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
 
     def save() -> None:
         if trainer.is_world_process_zero():
-            replace_model(
-                run.output_dir, lambda folder: run.save(drafter, tokenizer, record, folder)
-            )
+            replace_model(run.output_dir, partial(run.save, drafter, tokenizer, record))
 
     drafter.eval()
     save()  # before anything is measured, which may fail
