@@ -24,9 +24,9 @@ class AnchorCollator(ChoosingCollator):
     """A collator of encoded samples to a padded batch of texts with anchors.
 
     Args:
-        num_anchors: of a text, at most.
-        count: K, guesses after an anchor.
-        seed: of the choice.
+        num_anchors: the anchors of a text, at most.
+        count: K, the guesses after an anchor.
+        seed: the seed of the choice.
     """
 
     def __init__(self, num_anchors: int, count: int, seed: int = 0):
@@ -75,13 +75,13 @@ class MuonAdamW(torch.optim.Optimizer):
 
     Muon's steps are scaled to AdamW's (arXiv 2502.16982, section 2.2). Projections are matrices
     whose names end in `proj`, as most of transformers' layers have it. Tables, heads, norms and
-    what mixes states keep AdamW.
+    layers that mix states keep AdamW.
 
     Args:
-        module: what is trained.
-        lr: peak learning rate.
-        betas, eps: AdamW's.
-        weight_decay: of projections.
+        module: the module that is trained.
+        lr: the peak learning rate.
+        betas, eps: AdamW's own.
+        weight_decay: the weight decay of projections.
     """
 
     def __init__(
@@ -125,12 +125,12 @@ class AnchorTrainer(DepthTrainer):
     Evaluation reports the chance of acceptance under rejection sampling.
 
     Args:
-        options: the run's.
-        drafter: attached to its target.
-        inputs: the run's.
+        options: the run's options.
+        drafter: the drafter, attached to its target.
+        inputs: the run's inputs.
 
     Attributes:
-        states: the target's.
+        states: the source of the target's states.
     """
 
     figure = "acceptance"

@@ -58,10 +58,9 @@ def answered(
     Args:
         row: the prompt, with the tools that the target was offered.
         text: the answer, without special tokens; None next to calls of tools.
-        ended: whether it came to an end.
-        said: what the answer's turn has in addition to its text: thoughts, calls of tools.
-        more: what else the row says: `ids` of prompt and answer, their `tokenizer`,
-            `prompt_tokens`.
+        ended: whether the answer came to an end.
+        said: further parts of the answer's turn: thoughts, calls of tools.
+        more: further columns: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
     """
     written = {"finished": ended, **more}
     if "text" in row:
@@ -79,16 +78,16 @@ class Target:
     """A target in this process.
 
     Attributes:
-        model: answers.
-        tokenizer: its own; padded on the left here.
-        max_new_tokens: of an answer.
-        batch_size: prompts answered together, at most.
-        temperature: 0 is greedy.
-        seed: of sampling.
-        drafter: makes it faster; the answers stay the target's.
+        model: the causal LM that answers.
+        tokenizer: the model's tokenizer; it pads on the left here.
+        max_new_tokens: the tokens of an answer, at most.
+        batch_size: the prompts answered together, at most.
+        temperature: the temperature of sampling; 0 is greedy.
+        seed: the seed of sampling.
+        drafter: a drafter that makes the model faster; the answers stay the target's.
         joins: whether prompts may join a running batch, if target and drafter allow it.
-        states: keeps the target's states of the answers, for trainings; None: they are not wanted.
-        max_length: tokens of a text that a training takes, at most.
+        states: the store of the answers' states, for trainings; None: they are not wanted.
+        max_length: the tokens of a text that a training takes, at most.
     """
 
     model: PreTrainedModel
@@ -123,7 +122,7 @@ class Target:
             "generation_config": json.loads(json.dumps(config, default=str, sort_keys=True)),
             "drawn": [self.batch_size, self.seed]
             if self.temperature > 0
-            else None,  # what decides the draws
+            else None,  # the batches and the seed decide the draws
         }
 
     def ids(self, row: Mapping[str, Any]) -> list[int]:
@@ -135,7 +134,7 @@ class Target:
 
     @property
     def context(self) -> int | None:
-        """Tokens of prompt and answer, at most; None: any number."""
+        """The tokens of prompt and answer, at most; None: any number."""
         return learned_context(self.model)
 
     def fits(self, row: Mapping[str, Any]) -> bool:
@@ -161,8 +160,8 @@ class Target:
         """Yield (number, answered row) for every row that is not in `done`, in any order.
 
         Args:
-            rows: prompts that are answered together, by their numbers.
-            done: numbers of the run's prompts that have answers; it grows by each that is yielded.
+            rows: the prompts that are answered together, by their numbers.
+            done: the numbers of the run's prompts that have answers; each yielded one joins them.
         """
         prompts = {index: self.ids(row) for index, row in rows.items()}
         lengths = {index: len(ids) for index, ids in prompts.items()}
@@ -204,7 +203,7 @@ class Target:
                         yield index, row
 
     def _helper(self) -> Drafter | None:
-        """Make the drafter of some prompts, which catches their states where those are wanted."""
+        """Make the drafter of some prompts; it catches their states if those are wanted."""
         return (
             self.drafter
             if self.states is None
@@ -245,9 +244,9 @@ class Target:
 
         Args:
             row: the prompt.
-            prompt, ids: its tokens, and the new ones.
-            drafter: from `_helper`, for which this was the text of that `number`.
-            number: see `drafter`.
+            prompt, ids: the prompt's tokens, and the new ones.
+            drafter: the drafter of these prompts, from `_helper`.
+            number: the place of this text among those that the drafter has seen.
         """
         ids, ended = until_end(ids, end_tokens(self.model))
         while not ended and ids[-1:] == [self.tokenizer.pad_token_id]:  # after a stop string
@@ -270,10 +269,10 @@ def batches(
     A long prompt would make a whole batch of short ones wait.
 
     Args:
-        lengths: of the prompts, by their numbers.
-        max_new_tokens: of an answer.
-        batch_size: prompts of a batch at most.
-        num_slots: tokens of a batch, at most; one prompt is always answered.
+        lengths: the lengths of the prompts, by their numbers.
+        max_new_tokens: the tokens of an answer, at most.
+        batch_size: the prompts of a batch, at most.
+        num_slots: the tokens of a batch, at most; one prompt is always answered.
     """
     waiting: list[int] = []
     for index in sorted(lengths, key=lengths.__getitem__):
@@ -293,14 +292,14 @@ class Server:
     """A server that speaks OpenAI's protocol: vLLM, llama.cpp, TGI, ….
 
     Attributes:
-        base_url: up to `/v1`.
-        model: its name there.
-        max_new_tokens: of an answer.
-        batch_size: requests that are open at a time.
-        temperature: 0 is greedy.
-        seed: of sampling, to which the prompt's number is added.
-        api_key: if the server wants one; it goes nowhere else.
-        tokenizer, context, states: not known here.
+        base_url: the server's address, up to `/v1`.
+        model: the target's name there.
+        max_new_tokens: the tokens of an answer, at most.
+        batch_size: the requests that are open at a time.
+        temperature: the temperature of sampling; 0 is greedy.
+        seed: the seed of sampling, to which the prompt's number is added.
+        api_key: the key, if the server wants one; it goes nowhere else.
+        tokenizer, context, states: None, for they are not known here.
     """
 
     base_url: str

@@ -22,13 +22,13 @@ class Catching(Drafter):
     States are taken from the target's forwards.
 
     Args:
-        drafter: guesses.
+        drafter: the drafter that guesses.
         keys: the states that are kept.
 
     Attributes:
-        texts: by the number of each text, in the order in which they begin: its states so far, `(f,
-            hidden)` in pieces.
-        begun: how many have begun.
+        texts: the states of each text so far, `(f, hidden)` in pieces, by its number in the order
+            in which texts begin.
+        begun: the count of texts that have begun.
     """
 
     def __init__(self, drafter: Drafter, keys: Sequence[FeatureKey]):
@@ -47,7 +47,7 @@ class Catching(Drafter):
         self.drafter.attach(target)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List what the drafter reads, and what is kept."""
+        """List the features that the drafter reads or that are kept."""
         return tuple(dict.fromkeys((*self.drafter.needs(target), *self.keys)))
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
@@ -75,9 +75,9 @@ class CatchingDrafting(Drafting):
     """One call of a `Catching` drafter.
 
     Args:
-        catching: keeps the states.
-        drafting: guesses.
-        read: what that reads, in its order.
+        catching: the drafter that keeps the states.
+        drafting: the call of the drafter that guesses.
+        read: the features that it reads, in its order.
     """
 
     def __init__(self, catching: Catching, drafting: Drafting, read: tuple[FeatureKey, ...]):
@@ -94,7 +94,7 @@ class CatchingDrafting(Drafting):
         self.numbers = self.catching.begin(count)
 
     def observe(self, observations: list[Observation | None]) -> None:
-        """Keep what is wanted, and show the drafter what it reads."""
+        """Keep the wanted states, and show the drafter the features that it reads."""
         for number, observation in zip(self.numbers, observations, strict=True):
             for key in self.catching.keys if observation is not None else ():
                 self.catching.texts[number][key].append(observation.features[key])

@@ -1,5 +1,5 @@
-"""Texts and chats as tokens with loss masks: only what the drafter will have to write carries a
-label.
+"""Texts and chats as tokens with loss masks: only tokens that the drafter will have to write carry
+a label.
 """
 
 import hashlib
@@ -44,16 +44,16 @@ def encode_chat(
 ) -> dict[str, list[int]]:
     """Label assistant turns, with the token that ends them; everything else is ignored.
 
-    The last answer stands as it is after what opens its turn, whatever the template would make of
-    it: some leave out what was thought, or put an empty thought in front. Thoughts next to it stand
-    before it as the template shows them. Where a template rewrites earlier turns, only what follows
-    is learned.
+    The last answer stands as it is after the opening of its turn, for templates may change it: some
+    leave out thoughts, or put an empty thought in front. Thoughts next to it stand before it as the
+    template shows them. If a template rewrites earlier turns, only the turns that follow are
+    learned.
 
     Args:
-        tokenizer: has a chat template.
-        messages: from `turns_of`.
+        tokenizer: a tokenizer with a chat template.
+        messages: the turns, from `turns_of`.
         finished: False if the last answer was cut off: then nothing after it is kept.
-        tools: from `tools_of`.
+        tools: the schemas of tools, from `tools_of`.
 
     Raises:
         ValueError: the tokenizer has no chat template, or one that does not show answers.
@@ -75,8 +75,8 @@ def encode_chat(
             and labels[-1] != IGNORED
             and not text.rstrip().endswith(tuple(ends.values()))
         )
-        # As the end of the text, if that leaves the tokens before alone: some tokenizers put a
-        # space before what begins a text.
+        # Encoded with the text before it, if that leaves the tokens before it unchanged: some
+        # tokenizers put a space before the first word of a text.
         whole = tokenizer(text + more, add_special_tokens=False)["input_ids"]
         piece = (
             whole[len(ids) :]
@@ -85,7 +85,7 @@ def encode_chat(
         )
         ids.extend(piece)
         labels.extend(piece if labelled else [IGNORED] * len(piece))
-        # the next turn's marker is what ends an answer
+        # the next turn's marker ends an answer
         if answered and piece[:1] and piece[0] in ends:
             labels[-len(piece)] = piece[0]
         text += more
@@ -101,7 +101,7 @@ def encode_chat(
         if index + 1 == len(messages) and not message.get("tool_calls"):
             closing = _around(tokenizer, messages, tools)[1] if finished else ""
             append(_answer(tokenizer, messages, opened, tools) + closing, learned)
-            # the template writes the end of an answer as what opens the next turn
+            # the template writes the end of an answer as the opening of the next turn
             if finished and not closing.strip():
                 with suppress(RefusedTurns):
                     more = render_chat(
@@ -176,7 +176,7 @@ def _around(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
 ) -> tuple[str, str]:
-    """Render what a template puts before the last answer, and after it."""
+    """Render the parts of a template before the last answer, and after it."""
     *before, last = messages
     bare = {name: value for name, value in last.items() if name not in THOUGHTS}
     shown = render_chat(tokenizer, [*before, {**bare, "content": ANSWER}], False, tools)

@@ -39,10 +39,10 @@ class Lesson:
     """The record of one attempt to learn.
 
     Attributes:
-        step: of the target's trainer; None where there was none.
-        before, after: loss on held-out texts; None where it was no number any more.
+        step: the step of the target's trainer; None without a trainer.
+        before, after: the losses on held-out texts; None for a loss that was no number any more.
         kept: whether the new weights are used.
-        seconds: that it took.
+        seconds: the seconds that it took.
     """
 
     step: int | None
@@ -65,15 +65,16 @@ class FollowTarget(TrainerCallback):
     `learn(target)` whenever there is time.
 
     Args:
-        drafter: that assists, as by `set_drafter(target, drafter)`; it is changed in place.
-        every: steps of the target's trainer from one lesson to the next.
-        max_tokens: of the texts that are kept; the oldest go first.
-        num_steps: of a lesson.
-        learning_rate: of a lesson, constant.
-        batch_size: texts of a step.
+        drafter: the drafter that assists, as by `set_drafter(target, drafter)`; it is changed in
+            place.
+        every: the steps of the target's trainer from one lesson to the next.
+        max_tokens: the tokens of the texts that are kept; the oldest texts go first.
+        num_steps: the steps of a lesson.
+        learning_rate: the constant learning rate of a lesson.
+        batch_size: the texts of a step.
 
     Attributes:
-        lessons: of all attempts.
+        lessons: the records of all attempts.
 
     Raises:
         ValueError: the drafter is of a kind or a form that does not learn here, or a number is
@@ -119,8 +120,8 @@ class FollowTarget(TrainerCallback):
         """Keep a text.
 
         Args:
-            ids: int64 `(n,)`.
-            prompt: tokens of it that were given.
+            ids: the text, int64 `(n,)`.
+            prompt: the number of its tokens that were given.
         """
         tokens, held = ids.tolist(), self.num_texts % HELD_OUT == 0
         labels = [IGNORED] * prompt + tokens[prompt:]
@@ -142,7 +143,7 @@ class FollowTarget(TrainerCallback):
         model: nn.Module | None = None,
         **kwargs: Any,
     ):
-        """Give a lesson where it is time for one."""
+        """Give a lesson if it is time for one."""
         if args.world_size > 1:  # whose processes see other texts, and would wait for each other
             logger.warning_once(
                 "Lessons are given in trainings of one process: the drafter stays as it is."
@@ -163,9 +164,9 @@ class FollowTarget(TrainerCallback):
         """Give a lesson, after which the drafter has the better weights.
 
         Args:
-            target: the model that the texts are of, or what is wrapped around it.
-            step: of its trainer.
-            arguments: of its trainer, whose devices and number formats hold for the lesson too.
+            target: the model that wrote the texts, or a wrapper around it.
+            step: the step of its trainer.
+            arguments: its trainer's arguments, whose devices and number formats hold here too.
             interrupted: asked after every text whether the lesson is to be given up, with nothing
                 learned; default: never.
 

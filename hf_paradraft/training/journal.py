@@ -54,8 +54,8 @@ class Journal:
         """Open a run's journal; the run is finished where the block ends.
 
         Args:
-            file: of the rows.
-            settings: that decide them.
+            file: the file of the rows.
+            settings: the settings that decide the rows.
             overwrite: begin anew, even where the file has rows of another run.
 
         Raises:
@@ -122,7 +122,7 @@ def check_output_file(output: Path, *sources: str | Path | None) -> None:
     Foreign files are those that others have left next to it under names that are needed.
 
     Args:
-        output: of a journal.
+        output: the file of a journal.
         sources: prompts, and rows to avoid: files or Hub datasets; None for none.
 
     Raises:

@@ -17,8 +17,8 @@ def cross_entropy(logits: Tensor, labels: LongTensor) -> Tensor:
     """Compute the cross-entropy of each row, `(…)`; 0 for a row without a label.
 
     Args:
-        logits: `(…, V')`.
-        labels: int64 `(…)`.
+        logits: the drafter's, `(…, V')`.
+        labels: the right tokens, int64 `(…)`.
     """
     losses = F.cross_entropy(
         logits.float().flatten(0, -2), labels.flatten(), reduction="none", ignore_index=IGNORED
@@ -33,7 +33,7 @@ def rejection(logits: Tensor, probabilities: Tensor) -> Tensor:
 
     Args:
         logits: `(…, V')`, the drafter's.
-        probabilities: `(…, V')`, the target's, of the same tokens; what is missing to 1 is of
+        probabilities: `(…, V')`, the target's, of the same tokens; the rest to 1 is the share of
             tokens that are not drafted.
     """
     q = logits.float().softmax(-1)
@@ -55,10 +55,10 @@ def mixed(loss: Loss, logits: Tensor, labels: LongTensor, rejected: Tensor) -> T
     """Compute the loss of that name, of each row `(n,)`.
 
     Args:
-        loss: its name.
-        logits: `(n, V')`.
-        labels: int64 `(n,)`.
-        rejected: `(n,)`, from `rejection`.
+        loss: the loss's name.
+        logits: the drafter's, `(n, V')`.
+        labels: the right tokens, int64 `(n,)`.
+        rejected: the total variation, `(n,)`, from `rejection`.
     """
     wrong = cross_entropy(logits, labels)
     return wrong if loss == "ce" else 0.1 * wrong + 0.9 * rejected

@@ -41,11 +41,11 @@ def acceptance(
 
     Args:
         target: a model, or its folder or Hub id.
-        drafter: as `assistant_model`.
-        tokenizer: gives the padding id.
-        samples: from `encode_rows`; texts labelled throughout are continued from their first
+        drafter: the drafter to measure.
+        tokenizer: the target's, for the padding id.
+        samples: rows from `encode_rows`; texts labelled throughout are continued from their first
             quarter.
-        max_new_tokens: for each sample; as many as the target's context has room for, at most.
+        max_new_tokens: the new tokens of a sample, at most; fewer if the target's context is full.
 
     Returns:
         `mean_emitted` (τ, bonus included), `acceptance_by_position` and `samples`.

@@ -21,10 +21,10 @@ from ..files import PUBLISHED, check_whole, other_settings, read_json, share_wei
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
-# where a model is written, and where what belonged to the weights before goes
+# where a model is written, and where the files of the weights before go
 NEW, FORMER = ".paradraft.new", "former"
 MADE_HERE = ".paradraft"  # in every checkpoint, whole or not: the seconds of its run so far
-OURS = {"kind", "data", "weights"}  # of what is in a `RUN`, for others write files of that name
+OURS = {"kind", "data", "weights"}  # keys of a `RUN` of ours, for others write files of that name
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
@@ -35,10 +35,10 @@ def check_output(
     """Refuse a folder that must not be written to.
 
     Args:
-        output_dir: new or empty, unless `resume` or `overwrite`.
+        output_dir: the output folder; new or empty, unless `resume` or `overwrite`.
         resume: go on from the newest whole checkpoint.
         overwrite: use a folder that has files.
-        sources: models that the run reads, and its cache, as folders or Hub ids; None for none.
+        sources: the models that the run reads, and its cache, as folders or Hub ids; None for none.
 
     Raises:
         ValueError: it is a file, or has files; it is one of the run's sources, or holds one; or
@@ -94,8 +94,8 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     A checkpoint is whole if it was written to its end.
 
     Args:
-        output_dir: of the run.
-        settings: of the run.
+        output_dir: the run's output folder.
+        settings: the run's settings.
 
     Raises:
         ValueError: all whole ones are of runs that were made otherwise.
@@ -147,12 +147,12 @@ class Checkpoints(TrainerCallback):
     own rotation goes by numbers, and would take a new run's first checkpoints for the oldest.
 
     Args:
-        settings: of the run.
-        arguments: of the trainer; their `save_total_limit` is obeyed here.
+        settings: the run's settings.
+        arguments: the trainer's arguments; their `save_total_limit` is obeyed here.
         resumed: the checkpoint that the run goes on from; None: it begins anew.
 
     Attributes:
-        begun: when the run did, or would have done without a break.
+        begun: the time when the run began, or would have begun without a break.
     """
 
     def __init__(
@@ -212,8 +212,8 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     lies next to weights of another model; they are removed once the new ones are there.
 
     Args:
-        output_dir: made if need be.
-        save: writes the model into the folder that it is given.
+        output_dir: the model's folder, made if need be.
+        save: a function that writes the model into the folder that it is given.
 
     Raises:
         OSError: it cannot be written; then the folder is as it was.
@@ -237,7 +237,7 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
     if weights and all(
         file.name in new and filecmp.cmp(file, made / file.name, shallow=False) for file in weights
     ):
-        stale, weights = [], set()  # what was said of them holds
+        stale, weights = [], set()  # files about them stay true
     for file in sorted(stale, key=lambda file: file not in weights):
         is_left = file.name not in new and (file.name not in NOT_OURS or _is_our_card(file))
         if file in weights or is_left:
@@ -276,8 +276,8 @@ def move_into(made: Path, output_dir: Path) -> None:
     Other files that are there stay.
 
     Args:
-        made: on the same disk; left empty of files.
-        output_dir: made if need be.
+        made: the new model's folder, on the same disk; left empty of files.
+        output_dir: the folder to move to, made if need be.
     """
     files = [file for file in made.rglob("*") if file.is_file()]
     for file in sorted(files, key=lambda path: (path.suffix == ".safetensors", path)):

@@ -1,4 +1,4 @@
-"""Prompts: of a dataset's rows, or invented by the target; apart from what is measured."""
+"""Prompts of a dataset's rows, or invented by the target; none of them is measured on."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ from .journal import Journal, check_output_file
 from .source import load_rows, text_of, tools_of, turns_of
 from .target import fingerprint
 
-WORDS = 13  # of a run: no prompt may share one with what is measured (Brown et al., 2020, C)
+WORDS = 13  # words of a run; no prompt shares one with measured rows (Brown et al., 2020, C)
 SHORT = 5  # words of a text that is shorter and counts as a run; fewer are names and roles
 # Chinese and Japanese have no spaces
 WORD = re.compile(r"[\u3041-\u30ff\u3400-\u9fff]|[^\W\u3041-\u30ff\u3400-\u9fff]+")
@@ -139,15 +139,15 @@ def invent(
 
     Args:
         target: a chat model.
-        tokenizer: its, with a chat template.
-        count: of prompts.
-        output: grows by a batch at a time.
-        max_tokens: of a prompt; turns that do not end by then are dropped, as are repeated and
-            empty ones.
-        batch_size: turns sampled together.
-        temperature: of sampling.
-        seed: of sampling.
-        overwrite: begin anew, where the file has prompts of another run.
+        tokenizer: the target's tokenizer, with a chat template.
+        count: the number of prompts.
+        output: the file of the prompts, which grows by a batch at a time.
+        max_tokens: the tokens of a prompt, at most; turns that do not end by then are dropped, as
+            are repeated and empty ones.
+        batch_size: the turns sampled together.
+        temperature: the temperature of sampling.
+        seed: the seed of sampling.
+        overwrite: begin anew if the file has prompts of another run.
 
     Returns:
         How many turns were sampled by this call.
@@ -182,7 +182,7 @@ def invent(
             )
         seen = {row["messages"][0]["content"] for row in rows}
         fruitful = rows[-1]["batch"] if rows else -1
-        batch = max(0, fruitful)  # it may be half written: what is not there of it is added
+        batch = max(0, fruitful)  # it may be half written: the rest of it is added
         bar = tqdm(total=count, initial=min(count, len(seen)), desc="invent", unit="prompts")
         while len(seen) < count:
             if (barren := (batch - fruitful - 1) * batch_size) >= BARREN:

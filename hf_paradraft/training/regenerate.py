@@ -1,5 +1,5 @@
-"""Self-distillation: answers rewritten by the target, so that the drafter learns what it will be
-judged by.
+"""Self-distillation: answers rewritten by the target, so that the drafter learns the texts that it
+will be judged by.
 """
 
 import hashlib
@@ -36,23 +36,23 @@ def regenerate(
     An unfinished file is continued.
 
     Args:
-        writer: answers.
+        writer: the target, or a server, that answers.
         source: a JSON-lines file or a Hub dataset, as for training.
-        output: grows as answers are finished, each with its number, and has the order of the source
-            once all are there. Rows that are there are not made again. Answers that were cut off
-            are marked `"finished": false`.
-        prompt_tokens: for `text` rows, how much of the text is the prompt.
-        overwrite: begin anew, where the file has answers of another run.
-        avoid: rows that drafters are measured on; prompts that share 13 words in a row with one of
-            them are left out.
-        count: prompts that are taken, the first ones; default: all.
+        output: the file of the answers, which grows as they are finished, each with its number, and
+            has the order of the source once all are there. Rows that are there are not made again.
+            Answers that were cut off are marked `"finished": false`.
+        prompt_tokens: the length of the prompt of `text` rows, in tokens.
+        overwrite: begin anew if the file has answers of another run.
+        avoid: the rows that drafters are measured on; prompts that share 13 words in a row with one
+            of them are left out.
+        count: the number of prompts that are taken, the first ones; default: all.
 
     Returns:
         Rows written by this call.
 
     Raises:
         ValueError, OSError: something about the files is wrong; nothing has been written then. Or a
-            server does not answer; what it had answered is kept.
+            server does not answer; its answers so far are kept.
     """
     check_output_file(output, source, avoid)
     prompts = list(islice(prompts_of(source, prompt_tokens, writer.tokenizer), count))

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import BoolTensor, LongTensor, Tensor
 
-IGNORED = -100  # the label of what is not to be learned
+IGNORED = -100  # the label of tokens that are not to be learned
 # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
 SHAPES = 64
 
@@ -25,11 +25,11 @@ class ChoosingCollator(ABC):
     """A collator that makes random choices, which are the same for a sample in an epoch.
 
     Args:
-        count: K, depths of guesses.
-        seed: of the choices.
+        count: K, the depths of guesses.
+        seed: the seed of the choices.
 
     Attributes:
-        epoch: set by the trainer before each.
+        epoch: the number of the epoch, set by the trainer.
     """
 
     def __init__(self, count: int, seed: int):
@@ -59,11 +59,11 @@ def cod_keep_mask(
     everything.
 
     Args:
-        seq_len: N, tokens of the text.
-        num_depths: K.
+        seq_len: N, the tokens of the text.
+        num_depths: K, the tokens guessed.
         ratio: r, in (0, 1].
         min_ratio: r_min, in (0, 1].
-        generator: of the random choice.
+        generator: the generator of the random choice.
 
     Returns:
         bool `(num_depths, seq_len)`.
@@ -194,9 +194,9 @@ class CodConfig:
     """Conditional output dropping (PARD, section 3.4).
 
     Args:
-        num_depths: K, tokens drafted in training.
+        num_depths: K, the tokens drafted in training.
         ratio: r; 1 drops nothing.
-        min_ratio: r_min.
+        min_ratio: r_min, the least share of rows of a depth.
     """
 
     num_depths: int = 8
@@ -204,7 +204,7 @@ class CodConfig:
     min_ratio: float = 0.2
 
     def __post_init__(self):
-        # raises for what is out of range
+        # raises for numbers out of range
         cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)
 
 
@@ -212,9 +212,9 @@ class RowCollator(ChoosingCollator):
     """A collator of encoded samples to one padded batch of rows.
 
     Args:
-        mask_token_id: the drafter's.
-        cod: which rows to keep.
-        seed: of the choice.
+        mask_token_id: the id of the drafter's mask.
+        cod: the rule of which rows to keep.
+        seed: the seed of the choice.
         dense_masks: build boolean masks; without them the model's forward needs `block_mask`.
         vocabulary: int64 `(V',)`, the ids that the drafter can guess; labels are places in it, and
             others are not learned.

@@ -43,8 +43,8 @@ def option(help: str, default: Any = MISSING, *, read: bool = False, **bounds: f
     Args:
         help: one line, for the command line and the docs.
         default: none if it has to be given.
-        read: whether it names what the run reads, and must not write to.
-        bounds: of its number, by names in `BOUNDS`.
+        read: whether it names a source of the run, which must not be written to.
+        bounds: the bounds of its number, by names in `BOUNDS`.
     """
     return field(default=default, metadata={"help": help, "read": read, "bounds": bounds})
 
@@ -65,10 +65,10 @@ class RunInputs:
     """The inputs of a run, of which a kind makes its drafter and its trainer.
 
     Attributes:
-        model: what the kind's options opened.
-        tokenizer: the model's.
-        arguments: of the trainer.
-        train_set, eval_set: from `encode_rows`.
+        model: the model that the kind's options opened.
+        tokenizer: the model's tokenizer.
+        arguments: the trainer's arguments.
+        train_set, eval_set: the samples, from `encode_rows`.
     """
 
     model: PreTrainedModel
@@ -134,7 +134,7 @@ class TrainingOptions(ABC):
         return {}
 
     def check(self) -> None:
-        """Refuse what cannot be meant.
+        """Refuse options that cannot be meant.
 
         Raises:
             ValueError: a number out of range, or a word that is not among those that can be chosen.
@@ -201,7 +201,7 @@ class TrainingOptions(ABC):
     def models(self) -> dict[str, str | None]:
         """The models that a drafter comes of, by their names in the record.
 
-        Each is a Hub id, or None for a model that is on this machine alone.
+        Each is a Hub id, or None for a model that is only on this machine.
         """
 
     def record(self) -> dict[str, Any]:
@@ -238,8 +238,8 @@ def options_of(drafter: Any) -> type[TrainingOptions]:
     """Import the options of a kind's run.
 
     Args:
-        drafter: class of the kind, a `SavedDrafter` with `training_options`, or one that is derived
-            from it.
+        drafter: the kind's class, a `SavedDrafter` with `training_options`, or a class derived from
+            it.
     """
     owner = next(kind for kind in drafter.__mro__ if "training_options" in vars(kind))
     module = import_module(".training", owner.__module__.rpartition(".")[0])
@@ -250,15 +250,15 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     """Train a drafter; it and the record of its training are saved in the output folder.
 
     Args:
-        kind: dataclass of the kind's options.
-        options: its fields, and any of `TrainingArguments`.
+        kind: the dataclass of the kind's options.
+        options: the values of its fields, and of any of `TrainingArguments`.
 
     Returns:
         The drafter, in evaluation mode.
 
     Raises:
         ValueError, OSError: something about the inputs is wrong; nothing has been written then. Or
-            the loss is no number any more; then what had been written before stays.
+            the loss is no number any more; then files written before that stay.
     """
     names = {item.name for item in fields(kind)}
     more = {name: options.pop(name) for name in list(options) if name not in names}
@@ -319,8 +319,8 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     return run.result(drafter)
 
 
-# What a resumed run must have in common with the one that it goes on with: these, and all options
-# but those that are free. How long either is does not matter, nor how files and folders are named,
+# A resumed run must have these in common with the one that it goes on with, and all options but
+# those that are free. How long either is does not matter, nor how files and folders are named,
 # for data and weights are compared themselves.
 SAME_ARGUMENTS = (
     "weight_decay", "adam_beta1", "adam_beta2", "max_grad_norm", "optim", "world_size",

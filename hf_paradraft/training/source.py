@@ -1,5 +1,5 @@
-"""Rows as people keep them: texts, chats of several conventions, tools, thoughts; what is none is
-named by its number.
+"""Rows as people keep them: texts, chats of several conventions, tools, thoughts; other rows are
+refused by number.
 """
 
 import json
@@ -14,7 +14,7 @@ from ..chat import whole_characters
 from ..files import rows_of
 
 logger = logging.get_logger(__name__)
-THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # what a turn's thoughts are called
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a turn's thoughts
 SHAREGPT = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
     "chatgpt": "assistant", "bing": "assistant",
@@ -115,7 +115,7 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def thought_of(turn: Mapping[str, Any]) -> str | None:
-    """Read what was thought before a turn, whatever a set calls it; None if there is nothing."""
+    """Read the thoughts before a turn, under any of their names; None if there are none."""
     named = (turn.get(name) for name in THOUGHTS)
     return next((thought for thought in named if isinstance(thought, str) and thought), None)
 
@@ -123,8 +123,8 @@ def thought_of(turn: Mapping[str, Any]) -> str | None:
 def turns_of(messages: Any) -> list[dict[str, Any]]:
     """Read the turns of a chat, each with a `role` and its `content` as one text.
 
-    Next to tool calls, `content` may be None. Thoughts, whatever a set calls them, stand under the
-    two names that templates ask for.
+    Next to tool calls, `content` may be None. Thoughts of any name stand under the two names that
+    templates ask for.
 
     Raises:
         ValueError: it is no chat, or not one of texts.
@@ -173,7 +173,7 @@ def text_of(row: Mapping[str, Any]) -> str:
 
 
 def leave_out(refused: list[str], count: int) -> None:
-    """Say how many rows the chat template refuses, and what is wrong with the first.
+    """Say how many rows the chat template refuses, and why it refuses the first.
 
     Args:
         refused: a sentence for each of them.

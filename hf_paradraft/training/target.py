@@ -61,8 +61,8 @@ def check_context(config: PreTrainedConfig, max_length: int) -> None:
     """Refuse samples that a model has no positions for.
 
     Args:
-        config: of the model.
-        max_length: tokens of a sample at most.
+        config: the model's config.
+        max_length: the tokens of a sample, at most.
 
     Raises:
         ValueError: they are longer than its context.
@@ -79,11 +79,11 @@ def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
     """Refuse samples with tokens for which a model has no embedding.
 
     Args:
-        rows: from `encode_rows`; None for none.
-        model: that reads them.
+        rows: the samples, from `encode_rows`; None for none.
+        model: the model that reads them.
 
     Raises:
-        ValueError: they have.
+        ValueError: a sample has one.
     """
     size = model.get_input_embeddings().weight.shape[0]
     for number, row in enumerate(() if rows is None else rows["input_ids"], 1):
@@ -143,11 +143,11 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
         name: a folder, a Hub id, or a `.gguf` file.
         whole: unpack a file's weights; else they stay packed where there is a kernel, and computing
             is in fp32.
-        loading: `dtype`, `device_map`.
+        loading: further arguments of `from_pretrained`: `dtype`, `device_map`.
 
     Raises:
-        OSError, ValueError: nothing loadable there, a damaged file, or weights are missing; of a
-            packed file, what is the matter with it.
+        OSError, ValueError: nothing loadable there, a damaged file, missing weights, or a packed
+            file that cannot be read.
     """
     folder, file = _place_of(name)
     if file and whole:
@@ -218,8 +218,8 @@ def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> s
     Another model of the same shape has another hash.
 
     Args:
-        model: some of its weights may be offloaded.
-        dtype: that they are rounded to first.
+        model: a model, of which some weights may be offloaded.
+        dtype: the dtype that weights are rounded to first.
     """
     digest = hashlib.sha256()
     for name, tensor in model.named_parameters():

@@ -28,8 +28,8 @@ from .rows import SHAPES
 from .target import fingerprint
 
 logger = logging.get_logger(__name__)
-RECORD = "target.json"  # in a folder of states: whose they are
-ROWS = 256  # of which logits over all tokens are held at once
+RECORD = "target.json"  # in a folder of states: the target that they are of
+ROWS = 256  # rows whose logits over all tokens are held at once
 
 
 @torch.no_grad()
@@ -39,8 +39,8 @@ def states_of(
     """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without its head.
 
     Args:
-        target: frozen.
-        keys: what is wanted.
+        target: the frozen target.
+        keys: the wanted states.
         ids: int64 `(B, N)`, padded on the right.
         seen: bool `(B, N)`, False for padding.
     """
@@ -53,17 +53,17 @@ class TargetStates:
     """The states of texts that drafters read, and the distributions that they should have guessed.
 
     Kept on disk, a text costs the target one forward in a whole training, and a row of its head
-    over V' tokens instead of V whenever it is learned from: what normalises the distribution is
+    over V' tokens instead of V whenever it is learned from: the normaliser of the distribution is
     kept too. A file for each text, named by its tokens, so that a run that stopped, another epoch,
-    and another drafter that reads some of the same layers find what was there.
+    and another drafter that reads some of the same layers find the states that are there.
 
     Args:
-        target: frozen.
-        keys: what is wanted of every text.
+        target: the frozen target.
+        keys: the wanted states of every text.
         vocabulary: int64 `(V',)`, the tokens whose chances are wanted; None: all.
-        folder: of the cache; None: the target runs every time.
-        max_bytes: of the folder, of which several processes have a share each; what is beyond is
-            run every time.
+        folder: the folder of the cache; None: the target runs every time.
+        max_bytes: the size of the folder, of which several processes have a share each; states
+            beyond it are computed every time.
 
     Raises:
         ValueError: the folder has the states of another target, or lacks some of the layers.
@@ -105,7 +105,7 @@ class TargetStates:
                 f"{folder} has files that are no states of a target: name another folder for the "
                 "cache."
             )
-        # more than what is wanted here, where another drafter was first
+        # more than the wanted states, if another drafter was first
         self.stored_keys = tuple(recorded.pop("keys", ()))
         if other := other_settings(recorded, self.identity):
             raise ValueError(
@@ -158,8 +158,8 @@ class TargetStates:
         """Compute the target's distributions over the tokens that are wanted, float32 `(n, V')`.
 
         Args:
-            states: from this object.
-            rows, places: int64 `(n,)`, of the states.
+            states: the states, from this object.
+            rows, places: the rows and places of the wanted states, int64 `(n,)`.
         """
         wanted = states["normed"][rows, places]
         if "normaliser" in states:
@@ -177,8 +177,8 @@ class TargetStates:
 
         Args:
             ids: int64 `(N,)`, cut where training will cut it.
-            caught: by each of `stored_keys`, `(at least N - 1, hidden)`: nothing is learned from
-                the state of a last token.
+            caught: the states by each of `stored_keys`, `(at least N - 1, hidden)`: nothing is
+                learned from the state of a last token.
         """
         assert self.folder is not None
         states = {

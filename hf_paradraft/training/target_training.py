@@ -1,5 +1,5 @@
-"""Training on a frozen target that runs in the same process: what the runs of such drafters
-share.
+"""Training on a frozen target that runs in the same process: the options, vocabularies and number
+formats of such runs.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ def answer_vocabulary(
     Ids that end a text are included too.
 
     Args:
-        rows: from `encode_rows`.
-        size: V'.
-        tokenizer, target: whose special ids are always among them.
+        rows: the samples, from `encode_rows`.
+        size: V', the number of ids.
+        tokenizer, target: the models' own, whose special ids are always among them.
 
     Returns:
         int64 `(V',)`, rising.
@@ -141,10 +141,10 @@ def most_frequent(
     The rest are ids that never occur. All are sorted in rising order.
 
     Args:
-        texts: ids that the target has written.
-        size: V'.
-        always: ids that have to be in: what ends a text, and other special ones.
-        vocab_size: V.
+        texts: the ids that the target has written, by text.
+        size: V', the number of ids.
+        always: the ids that have to be in: ends of texts, and other special ones.
+        vocab_size: V, the size of the target's vocabulary.
 
     Raises:
         ValueError: there is no room for `always`, or more is asked for than there is.

@@ -17,15 +17,15 @@ from .rows import IGNORED, SHAPES, ChoosingCollator, CodConfig
 
 
 class LengthGroups(Sampler[int]):
-    """Samples of similar length together, in an order that depends on the seed and the epoch alone.
+    """Samples of similar length together, in an order that depends only on the seed and the epoch.
 
     transformers' own draws its order from the global generator, so a run that is resumed in a later
     epoch gets another one.
 
     Args:
-        lengths: of all samples.
-        batch_size: samples of an optimiser step.
-        seed: of the order.
+        lengths: the lengths of all samples.
+        batch_size: the samples of an optimiser step.
+        seed: the seed of the order.
     """
 
     def __init__(self, lengths: list[int], batch_size: int, seed: int):
@@ -74,7 +74,7 @@ class ResumableTrainer(Trainer):
         return loss
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """Compute the loss alone: logits over every row would be large and of no use."""
+        """Compute only the loss: logits over every row would be large and of no use."""
         with torch.no_grad():
             return self.compute_loss(model, self._prepare_inputs(inputs)).detach(), None, None
 
@@ -99,7 +99,7 @@ class DepthTrainer(ResumableTrainer, ABC):
     """A trainer on guesses at several depths; evaluation reports `eval_{figure}_depth_d`.
 
     Args:
-        model: what is called with batches.
+        model: the module that is called with batches.
         args: any `TrainingArguments`; samples are grouped by length.
         collator: makes batches with `labels`, one for each guess.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
@@ -123,7 +123,7 @@ class DepthTrainer(ResumableTrainer, ABC):
         """Compute the weighted losses of a batch's guesses, which are summed.
 
         Args:
-            model: wrapped, if there are several processes.
+            model: the model, wrapped if there are several processes.
             inputs: the batch.
 
         Returns:
@@ -137,7 +137,7 @@ class DepthTrainer(ResumableTrainer, ABC):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Compute the mean loss over all guesses of a step, or of this batch alone."""
+        """Compute the mean loss over all guesses of a step, or only of this batch."""
         losses, figures, depths = self.guess_losses(model, inputs)
         if not self.model.training:
             for depth in range(len(self._figures)):
@@ -177,10 +177,10 @@ class RowTrainer(DepthTrainer):
         """Compute the loss of each row `(B, C)`, 0 where it has no label.
 
         Args:
-            model: wrapped, if there are several processes.
+            model: the model, wrapped if there are several processes.
             inputs: the batch, without labels.
-            labels, depths: int64 `(B, C)`.
-            columns: int64 `(C,)`, of the rows that have a label somewhere.
+            labels, depths: the labels and depths of the rows, int64 `(B, C)`.
+            columns: int64 `(C,)`, the columns of rows that have a label somewhere.
         """
 
     def guess_losses(self, model: Any, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,9 +29,9 @@ class Unrolled(torch.nn.Module):
     Guesses are made for all anchors of a batch at once.
 
     Args:
-        drafter: attached to its target.
-        model: how it reads: `fuse`, `text`, `run`.
-        count: K, steps.
+        drafter: the drafter, attached to its target.
+        model: the part of it that reads, with `fuse`, `text` and `run`.
+        count: K, the number of steps.
     """
 
     def __init__(self, drafter: Any, model: Any, count: int):
@@ -45,7 +45,7 @@ class Unrolled(torch.nn.Module):
         """Compute K guesses after each anchor, each on the states of the guess before.
 
         Args:
-            batch: from `AnchorCollator`.
+            batch: a batch of an `AnchorCollator`.
             states: the target's hidden states `(B, N, d_t)`.
 
         Returns:
