@@ -74,7 +74,7 @@ class TargetTraining(TrainingOptions):
         self, tokenizer: PreTrainedTokenizerBase, device: torch.device
     ) -> PreTrainedModel:
         """Load the target, frozen, in the dtype that this hardware is fast at."""
-        if hub_name(self.target_id or self.target) is None:
+        if self.models["target"] is None:
             logger.warning(
                 "The drafter will not say which model it is for, and other engines ask: "
                 "--target-id ORG/NAME names %s.",
