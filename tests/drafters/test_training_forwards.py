@@ -11,7 +11,7 @@ from tiny import tiny_model
 from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArguments
 
 import hf_paradraft
-from hf_paradraft.drafters.blocks.slots import block_mask, slots
+from hf_paradraft.drafters.blocks.training import Blocks, block_mask
 from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
@@ -108,7 +108,8 @@ def test_training_blocks_are_what_is_drafted(kind):
         [{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}]
     )
     seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    guesses = slots(drafter, batch, states_of(target, drafter.features, batch["input_ids"], seen))
+    states = states_of(target, drafter.features, batch["input_ids"], seen)
+    guesses = Blocks(drafter)(batch, states)
     assert (batch["labels"] != -100).any()
     for row, length in ((0, 10), (1, 6)):
         for index, anchor in enumerate(batch["anchors"][row].tolist()):

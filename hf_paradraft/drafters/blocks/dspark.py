@@ -114,7 +114,7 @@ class DSparkDrafter(DFlashDrafter):
             )
 
     @classmethod
-    def from_target(
+    def from_target(  # type: ignore[override]  # heads are arguments here
         cls,
         target: PreTrainedModel,
         mask_token_id: int,
@@ -137,17 +137,18 @@ class DSparkDrafter(DFlashDrafter):
         Raises:
             ValueError: options that do not fit the target.
         """
-        sizes = {"block_size": block_size, "mask_token_id": mask_token_id, "fill_in": False}
-        heads = {"markov_rank": markov_rank, "markov_type": markov_type, "confidence": confidence}
-        both = confidence and markov_rank > 0
-        drafter = cls._untrained(
+        drafter = super().from_target(
             target,
+            mask_token_id,
             num_layers,
+            block_size,
             num_features,
             vocabulary,
-            **sizes,
-            **heads,
-            confidence_with_markov=both,
+            fill_in=False,
+            markov_rank=markov_rank,
+            markov_type=markov_type,
+            confidence=confidence,
+            confidence_with_markov=confidence and markov_rank > 0,
         )
         if drafter.markov is not None:  # says nothing at first, and learns as fast as its blocks
             with torch.no_grad():
@@ -164,9 +165,9 @@ class DSparkDrafter(DFlashDrafter):
             anchors: int64 `(…,)`, the newest tokens.
             states: `(…, block size, d)`, of all rows of a block.
         """
-        if self.markov is None or self.markov.kind != "rnn" or not self.config.fill_in:
+        if self.markov.kind != "rnn" or not self.config.fill_in:
             return None
-        return self.markov(anchors.to(self.device), states[..., 0, :])[1]
+        return self.markov(anchors, states[..., 0, :])[1]
 
     def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
         """Compute how sure each guess is, as logits `(…, k)` before the sigmoid.
@@ -178,13 +179,6 @@ class DSparkDrafter(DFlashDrafter):
         if self.config.confidence_with_markov:
             states = torch.cat([states, self.markov.embed(before)], dim=-1)
         return self.confidence(states)[..., 0]
-
-    def chances(self, states: Tensor, before: LongTensor) -> list[float]:
-        """Compute each guess's chance to be accepted if those before it are.
-
-        Arguments as for `confidence_logits`, of one row.
-        """
-        return torch.sigmoid(self.confidence_logits(states, before).float()).tolist()
 
     def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias | None:
         """Implement `DFlashDrafter.bias_after`."""
@@ -212,7 +206,10 @@ class DSparkDrafter(DFlashDrafter):
         guess = super().guess(states, text, room)
         if self.confidence is not None:
             states = self.guesses(states)[:room]
-            guess.confidences = lambda before: self.chances(
-                states[: len(before)], before.to(states.device)
-            )
+
+            def chances(before: LongTensor) -> list[float]:
+                sure = self.confidence_logits(states[: len(before)], before.to(states.device))
+                return torch.sigmoid(sure.float()).tolist()
+
+            guess.confidences = chances
         return guess

@@ -106,7 +106,9 @@ class DFlashDrafter(FeatureDrafter):
         block_size: int = 8,
         num_features: int = 5,
         vocabulary: LongTensor | None = None,
-    ) -> DFlashDrafter:
+        fill_in: bool = True,
+        **heads: Any,
+    ) -> Self:
         """Make an untrained drafter attached to `target`, whose masks guess their own places.
 
         Args:
@@ -116,29 +118,21 @@ class DFlashDrafter(FeatureDrafter):
             block_size: rows of a block, which guesses a token less.
             num_features: layers of the target that it reads, spread evenly.
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
+            fill_in: False: each row guesses the token after it.
+            heads: further fields of its config.
 
         Raises:
             ValueError: options that do not fit the target.
         """
-        sizes = {"block_size": block_size, "mask_token_id": mask_token_id}
-        return cls._untrained(target, num_layers, num_features, vocabulary, fill_in=True, **sizes)
-
-    @classmethod
-    def _untrained(
-        cls,
-        target: PreTrainedModel,
-        num_layers: int,
-        num_features: int,
-        vocabulary: LongTensor | None,
-        **options: Any,
-    ) -> Self:
-        """Make a drafter with random layers, attached to `target`.
-
-        `options` are further fields of its config.
-        """
-        size = None if vocabulary is None else len(vocabulary)
         config = BlockConfig.for_target(
-            target, num_layers, num_features, draft_vocab_size=size, **options
+            target,
+            num_layers,
+            num_features,
+            block_size=block_size,
+            mask_token_id=mask_token_id,
+            draft_vocab_size=None if vocabulary is None else len(vocabulary),
+            fill_in=fill_in,
+            **heads,
         )
         return cls(config, vocabulary).started_beside(target)
 

@@ -5,30 +5,52 @@ forward (DSpark, section 4).
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import LongTensor, Tensor
-from transformers import PreTrainedModel
+from torch import BoolTensor, LongTensor, Tensor
+from transformers import DynamicCache
 
+from ...decoding.tree_attention import additive
 from ...protocol.drafter import FeatureKey
 from ...training.anchors import AnchorTraining
 from ...training.run import RunInputs, option
 from ...training.target_training import unused_token
+from ..layers import run
 from .dspark import DSparkDrafter
 from .model import DFlashDrafter
-from .slots import slots
+
+
+def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
+    """Compute the mask of blocks: a row sees the context before its anchor, and its own block.
+
+    Args:
+        anchors: int64 `(B, A)`, -1 for none; rows of such a block see themselves.
+        length: N, of the context.
+        block_size: B.
+
+    Returns:
+        bool `(B, 1, A · block, N + A · block)`.
+    """
+    batch, count = anchors.shape
+    before = torch.arange(length, device=anchors.device) < anchors[..., None]  # (B, A, N)
+    itself = torch.eye(count, dtype=torch.bool, device=anchors.device)
+    blocks = (
+        itself.repeat_interleave(block_size, 0)
+        .repeat_interleave(block_size, 1)
+        .expand(batch, -1, -1)
+    )
+    return torch.cat([before.repeat_interleave(block_size, 1), blocks], dim=-1)[:, None]
 
 
 class Blocks(torch.nn.Module):
-    """A drafter whose forward is `slots`, as wrappers of several processes want it.
+    """A drafter's guesses in all blocks of all texts, by one forward (DSpark, section 4).
 
     Its parameters are the drafter's.
 
     Args:
-        drafter: as for `slots`.
+        drafter: attached to its target.
     """
 
     def __init__(self, drafter: DFlashDrafter):
@@ -38,14 +60,53 @@ class Blocks(torch.nn.Module):
     def forward(
         self, batch: dict[str, Tensor], states: dict[FeatureKey, Tensor]
     ) -> dict[str, Tensor]:
-        """Run `slots` on a batch."""
-        return slots(self.drafter, batch, states)
+        """Compute the guesses of all blocks of a batch, each after known tokens.
+
+        Args:
+            batch: from `AnchorCollator`.
+            states: the target's hidden states `(B, N, d_t)`.
+
+        Returns:
+            `logits` `(B, A, K, V')` and, if the drafter has that head, `confidence` `(B, A, K)`.
+        """
+        drafter = self.drafter
+        ids, anchors, before = batch["input_ids"], batch["anchors"], batch["before"]
+        (rows, width), size = ids.shape, drafter.config.block_size
+        context, cache = drafter.fuse(states), DynamicCache()
+        drafter.inject(context, torch.arange(width, device=ids.device).expand(rows, -1), cache)
+        positions = anchors.clamp(min=0)[..., None] + torch.arange(size, device=ids.device)
+        fed = torch.full_like(positions, drafter.config.mask_token_id)
+        fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
+        seen = block_mask(anchors, width, size)
+        hidden = run(
+            drafter.stack,
+            drafter.embed(fed.flatten(1)),
+            additive(seen, drafter.dtype),
+            positions.flatten(1),
+            cache,
+        )
+        hidden = drafter.guesses(hidden.unflatten(1, (-1, size)))
+        guesses = {"logits": drafter.base_logits(hidden)}
+        if isinstance(drafter, DSparkDrafter):
+            if drafter.markov is not None:
+                guesses["logits"] = guesses["logits"] + drafter.markov.biases_of_known(
+                    before, hidden
+                ).to(guesses["logits"])
+            if drafter.confidence is not None:
+                guesses["confidence"] = drafter.confidence_logits(hidden, before)
+        return guesses
 
 
 @dataclass(kw_only=True)
-class BlockTraining(AnchorTraining):
-    """Options shared by the training of block drafters."""
+class DFlashTraining(AnchorTraining):
+    """Train a drafter of blocks that fill in masks, on a target's hidden states.
 
+    This is the form that DFlash's publishers use.
+    """
+
+    kind: ClassVar[str] = "dflash"
+    drafter: ClassVar[type[DFlashDrafter]] = DFlashDrafter
+    heads: ClassVar[tuple[str, ...]] = ()  # options of `from_target` that only this kind has
     example: ClassVar[str] = "--target DIR --train-file answers.jsonl --output-dir OUT --vocab 8000"
     fading: ClassVar[float] = math.exp(-1 / 4)  # slots: the weight of slot k is exp(-k / 4)
     recorded: ClassVar[tuple[str, ...]] = ("num_layers", "block_size", "num_anchors")
@@ -54,6 +115,7 @@ class BlockTraining(AnchorTraining):
     num_layers: int = option("Layers of the drafter.", 2, least=1)
     num_features: int = option("Layers of the target that are read.", 5, least=1)
     num_anchors: int = option("Blocks in each text, at most.", 32, least=1)
+    block_size: int = option("Rows of a block, which guesses one token less.", 8, least=2)
 
     @classmethod
     def check_drafter(cls, drafter: DFlashDrafter) -> None:
@@ -66,16 +128,13 @@ class BlockTraining(AnchorTraining):
                 f"This {drafter.title} has causal layers or windows, which are not taught here."
             )
 
-    @abstractmethod
-    def make(
-        self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None
-    ) -> DFlashDrafter:
-        """Make an untrained drafter for `target`."""
-
     def untrained(self, inputs: RunInputs) -> DFlashDrafter:
         """Implement `TrainingOptions.untrained`."""
-        mask = unused_token(inputs.tokenizer, inputs.model.config.get_text_config().vocab_size)
-        return self.make(inputs.model, mask, self.vocabulary(inputs))
+        target = inputs.model
+        mask = unused_token(inputs.tokenizer, target.config.get_text_config().vocab_size)
+        sizes = (self.num_layers, self.block_size, self.num_features)
+        heads = {name: getattr(self, name) for name in self.heads}
+        return self.drafter.from_target(target, mask, *sizes, self.vocabulary(inputs), **heads)
 
     def network(self, drafter: DFlashDrafter) -> Blocks:
         """Implement `AnchorTraining.network`."""
@@ -83,32 +142,15 @@ class BlockTraining(AnchorTraining):
 
 
 @dataclass(kw_only=True)
-class DFlashTraining(BlockTraining):
-    """Train a drafter of blocks that fill in masks, on a target's hidden states.
-
-    This is the form that DFlash's publishers use.
-    """
-
-    kind: ClassVar[str] = "dflash"
-
-    block_size: int = option("Rows of a block, which guesses one token less.", 8, least=2)
-
-    def make(
-        self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None
-    ) -> DFlashDrafter:
-        """Implement `BlockTraining.make`."""
-        sizes = (self.num_layers, self.block_size, self.num_features)
-        return DFlashDrafter.from_target(target, mask_token_id, *sizes, vocabulary)
-
-
-@dataclass(kw_only=True)
-class DSparkTraining(BlockTraining):
+class DSparkTraining(DFlashTraining):
     """Train a drafter of blocks with two heads, on a target's hidden states.
 
     One head looks at the token before, the other tells how sure a guess is.
     """
 
     kind: ClassVar[str] = "dspark"
+    drafter: ClassVar[type[DFlashDrafter]] = DSparkDrafter
+    heads: ClassVar[tuple[str, ...]] = ("markov_rank", "markov_type", "confidence")
     recorded: ClassVar[tuple[str, ...]] = ("markov_rank",)
 
     block_size: int = option("Tokens that a block guesses.", 7, least=2)
@@ -123,11 +165,3 @@ class DSparkTraining(BlockTraining):
             raise ValueError(
                 "A DSpark drafter without both of its heads is a DFlash one: train dflash."
             )
-
-    def make(
-        self, target: PreTrainedModel, mask_token_id: int, vocabulary: LongTensor | None
-    ) -> DFlashDrafter:
-        """Implement `BlockTraining.make`."""
-        sizes = (self.num_layers, self.block_size, self.num_features)
-        heads = (self.markov_rank, self.markov_type, self.confidence)
-        return DSparkDrafter.from_target(target, mask_token_id, *sizes, vocabulary, *heads)
