@@ -11,14 +11,16 @@ from peft import PeftModel
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ...files import read_json, tensor_names, write_json
+from ...files import read_json, write_json
 from ...training.data import encode_rows
 from ...training.source import load_rows
 from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
 from ..formats.folder import DrafterFolder
-from .config import PpdConfig, check_adapter
+from .config import PpdConfig
 from .drafting import MAX_RANKS
-from .rows import PromptCollator, check_takes_masks, forward_with_prompts
+from .model import PpdDrafter
+from .rows import PromptCollator, forward_with_prompts
+from .tuner import check_takes_masks
 
 LEAST_POINTS = 50
 
@@ -132,13 +134,12 @@ def calibrate_folder(
         ValueError, OSError: something about the inputs is wrong; nothing has been written then.
     """
     folder = Path(adapter)
-    check_adapter(DrafterFolder(folder))
+    PpdDrafter.check_folder(DrafterFolder(folder))
     name = model or PpdConfig.from_pretrained(str(folder)).base_model_name_or_path
     if name is None:
         raise ValueError("The adapter does not name its base model: pass --target.")
     refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
     check_context(config_of(name), max_length)
-    tensor_names(folder)  # raises for what is damaged
     tokenizer = open_tokenizer(name)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
     placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}

@@ -1,6 +1,6 @@
 """The config of a PPD adapter."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 from peft import PeftConfig, TaskType
@@ -32,20 +32,12 @@ class PpdConfig(PeftConfig):
         ValueError: m or E below 1, or an accuracy that is not m rows of chances.
     """
 
-    num_prompt_tokens: int = field(
-        default=3, metadata={"help": "How many tokens ahead are guessed."}
-    )
-    num_ensembles: int = field(default=1, metadata={"help": "Embeddings per prompt token."})
-    hidden_size: int | None = field(default=None, metadata={"help": "Of the base model."})
-    vocab_size: int | None = field(
-        default=None, metadata={"help": "Of the base model's embedding."}
-    )
-    accuracy: list[list[float]] | None = field(
-        default=None, metadata={"help": "By distance and rank, counted on text."}
-    )
-    target_modules: None = field(
-        default=None, metadata={"help": "Always the input embedding; PEFT asks for the name."}
-    )
+    num_prompt_tokens: int = 3
+    num_ensembles: int = 1
+    hidden_size: int | None = None
+    vocab_size: int | None = None
+    accuracy: list[list[float]] | None = None
+    target_modules: None = None  # always the input embedding; PEFT asks for the name
 
     def __post_init__(self):
         super().__post_init__()

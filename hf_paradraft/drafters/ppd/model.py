@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from peft import PeftModel
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as WEIGHTS
 from safetensors.torch import load_file
 from torch import LongTensor, Tensor
-from transformers import PreTrainedModel, QuantizedCache
+from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ...decoding.checks import Refused
-from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import names_of
-from ...names import cache_in
 from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
@@ -26,9 +25,10 @@ from ..formats.files import save_tensors
 from ..formats.folder import DrafterFolder
 from ..pairs import last_target, remember_target
 from .config import PpdConfig, check_adapter
-from .drafting import PpdDrafting, default_rows, tree_rows
+from .drafting import PpdDrafting
 from .prompted import PromptedDrafter
-from .tuner import PpdModel, check_embeds_once, prompt_embedding
+from .sparse import SIZES
+from .tuner import PpdModel, check_embeds_once, check_takes_masks, prompt_embedding
 
 logger = logging.get_logger(__name__)
 
@@ -62,7 +62,8 @@ class PpdDrafter(SavedDrafter):
         speculation_config: SpeculationConfig | None = None,
     ):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
-        rows: TreeSize = "auto" if config.accuracy is not None else default_rows(config)
+        usual = max(15, 3 * config.num_ids)
+        rows: TreeSize = usual if config.accuracy is None else "auto"
         self.speculation_config = speculation_config or SpeculationConfig(
             config.num_prompt_tokens, tree_size=rows
         )
@@ -90,10 +91,9 @@ class PpdDrafter(SavedDrafter):
             OSError: nothing loadable there.
             ValueError: an adapter of another kind.
         """
-        check_adapter(folder)
+        cls.check_folder(folder)
         config = PpdConfig.from_pretrained(str(folder))
-        names_of(folder.path / "adapter_model.safetensors")
-        tensors = load_file(folder.path / "adapter_model.safetensors")
+        tensors = load_file(folder.path / WEIGHTS)
         if len(tensors) != 1 or next(iter(tensors.values())).shape != (
             config.num_ids,
             config.hidden_size,
@@ -134,18 +134,13 @@ class PpdDrafter(SavedDrafter):
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write the adapter as PEFT does: `adapter_config.json` and `adapter_model.safetensors`."""
         self.config.save_pretrained(str(folder))
-        tensors = {self.tensor_name: self.prompts}
-        save_tensors(tensors, folder / "adapter_model.safetensors", format="pt")
+        save_tensors({self.tensor_name: self.prompts}, folder / WEIGHTS, format="pt")
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not a whole PPD adapter."""
         check_adapter(folder)
-        if not folder.holds("adapter_model.safetensors"):
-            raise OSError(
-                f"{folder} has no adapter_model.safetensors: save the adapter there again."
-            )
-        names_of(folder.path / "adapter_model.safetensors")
+        names_of(folder.path / WEIGHTS)
 
     @classmethod
     def read_description(cls, folder: DrafterFolder) -> dict[str, Any]:
@@ -193,12 +188,7 @@ class PpdDrafter(SavedDrafter):
             ValueError: its embedding has other sizes, it takes no masks and positions as given, or
                 the prompts are no numbers.
         """
-        if attention_windows(target) is None:
-            raise ValueError(
-                "Prompt tokens need a target that takes a mask and positions as they are given, "
-                f"and {type(target).__name__} as it is loaded here does not: use another "
-                f"drafter{or_sdpa(target)}."
-            )
+        check_takes_masks(target)
         check_embeds_once(target)
         if not bool(torch.isfinite(self.prompts.to(target.dtype)).all()):
             raise ValueError(
@@ -217,12 +207,28 @@ class PpdDrafter(SavedDrafter):
 
     @property
     def max_rows(self) -> int:
-        """The rows of a round at most, guesses and prompts together."""
-        return tree_rows(self.config, self.speculation_config)
+        """The rows of a round at most, guesses and prompts together, without the last token's.
+
+        That is the tree size, or the number that a chain or `auto` comes to.
+
+        Raises:
+            ValueError: too few for the prompts.
+        """
+        size, prompts = self.speculation_config.tree_size, self.config.num_ids
+        if size is None:  # one guess at each distance
+            return self.config.num_prompt_tokens * (1 + prompts) + prompts
+        if size == "auto":
+            return max(SIZES[-1], prompts + 1)
+        if size <= prompts:
+            raise ValueError(
+                f"tree_size={size}: for prompt tokens it is a number of rows, here {prompts + 1} "
+                "at least."
+            )
+        return size
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> PpdDrafting:
         """Begin a `generate` call; its state is its own."""
-        return PpdDrafting(target, self.prompts, self.config, self.speculation_config)
+        return PpdDrafting(target, self)
 
     @torch.no_grad()
     def draft_logits(
@@ -259,49 +265,17 @@ class PpdDrafter(SavedDrafter):
         return torch.stack(by_ensemble).mean(0)[:, :count]
 
 
-NOT_DRAFTED = {
-    "num_beams": 1,
-    "use_cache": True,
-    "output_hidden_states": False,
-    "output_attentions": False,
-}
-
-
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     """Draft in `PeftModel.generate` with an active PPD adapter.
 
     A call that cannot be drafted for is decoded plainly.
     """
-    embedding = prompt_embedding(self.model)
-    config = (
-        kwargs.get("generation_config")
-        or next(iter(args[1:2]), None)
-        or self.model.generation_config
-    )
-    cache = kwargs.get("cache_implementation", getattr(config, "cache_implementation", None))
-    if (
-        any(
-            kwargs.get(name, getattr(config, name, None)) not in (None, default)
-            for name, default in NOT_DRAFTED.items()
-        )
-        or "inputs_embeds" in kwargs
-        or cache == "quantized"
-        or isinstance(cache_in(kwargs), QuantizedCache)
-        or attention_windows(self.model) is None
-    ):
-        logger.warning_once(
-            "This call of generate cannot be drafted for (beams, no cache or a quantised one, "
-            "hidden states, or attention that takes no masks): decoding plainly."
-        )
-    elif (
-        kwargs.get("assistant_model") is None
-        and "custom_generate" not in kwargs
-        and embedding.prompts() is not None
-    ):
+    drafts = kwargs.get("assistant_model") is None and "custom_generate" not in kwargs
+    if drafts and prompt_embedding(self.model).prompts() is not None:
+        drafter = PpdDrafter.from_model(self.model)
         try:
-            return self.model.generate(
-                *args, **{**kwargs, "assistant_model": PpdDrafter.from_model(self.model)}
-            )
+            drafter.attach(self.model)
+            return self.model.generate(*args, **{**kwargs, "assistant_model": drafter})
         except Refused as reason:
             if kwargs.get("streamer") is not None:  # it has been shown the prompt
                 raise

@@ -11,7 +11,7 @@ from torch import BoolTensor, LongTensor, Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
-from ...decoding.tree_attention import additive, attention_windows, or_sdpa
+from ...decoding.tree_attention import additive, attention_windows
 from ...outer_names import keeps_logits
 from ...training.rows import IGNORED, ChoosingCollator
 from .config import PpdConfig
@@ -108,19 +108,6 @@ class PromptCollator(ChoosingCollator):
             )
             points.append(F.pad(text_points, (0, self.points - len(text_points)), value=-1))
         return {"input_ids": ids, "points": torch.stack(points)}
-
-
-def check_takes_masks(model: PreTrainedModel) -> None:
-    """Refuse a model in which prompts cannot be hidden from the text.
-
-    Raises:
-        ValueError: it takes no explicit mask.
-    """
-    if attention_windows(model) is None:
-        raise ValueError(
-            "Prompt tokens need a model that takes a mask as given: use another "
-            f"one{or_sdpa(model)}."
-        )
 
 
 def forward_with_prompts(

@@ -21,7 +21,8 @@ from ...training.trainer import ResumableTrainer
 from .calibration import calibrate
 from .config import PpdConfig
 from .model import PpdDrafter
-from .rows import PromptCollator, check_takes_masks, forward_with_prompts
+from .rows import PromptCollator, forward_with_prompts
+from .tuner import check_takes_masks
 
 logger = logging.get_logger(__name__)
 

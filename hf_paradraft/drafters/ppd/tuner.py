@@ -12,6 +12,8 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
+from ...decoding.checks import Refused
+from ...decoding.tree_attention import attention_windows, or_sdpa
 from .config import PpdConfig, PpdType
 
 
@@ -53,17 +55,22 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         self.configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
+    @property
+    def active_name(self) -> str | None:
+        """The name of the active PPD adapter; None: there is none."""
+        return next((name for name in self.active_adapters if name in self.ppd_prompts), None)
+
     def prompts(self) -> Tensor | None:
         """Look up the active adapter's prompts; None if it is disabled or there is none."""
-        names = [name for name in self.active_adapters if name in self.ppd_prompts]
-        return None if self.disable_adapters or not names else self.ppd_prompts[names[0]]
+        name = None if self.disable_adapters else self.active_name
+        return None if name is None else self.ppd_prompts[name]
 
     def config(self) -> PpdConfig:
         """Look up the active adapter's config.
 
         PEFT's own table forgets it once another kind of adapter takes its name.
         """
-        return self.configs[next(name for name in self.active_adapters if name in self.ppd_prompts)]
+        return self.configs[self.active_name]
 
     def forward(self, input_ids: LongTensor) -> Tensor:
         """Embed ids `(…)`, prompts among them, as `(…, hidden)` in the base embedding's dtype.
@@ -124,9 +131,21 @@ class PpdModel(BaseTuner):
             "unload() takes them off."
         )
 
-    def merge_and_unload(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse to merge the adapter, as `merge_adapter`."""
-        self.merge_adapter()
+    merge_and_unload = merge_adapter
+
+
+def check_takes_masks(model: PreTrainedModel) -> None:
+    """Refuse a model in whose forward prompts cannot be hidden from the text.
+
+    Raises:
+        Refused: it takes no mask and positions as they are given.
+    """
+    if attention_windows(model) is None:
+        raise Refused(
+            "Prompt tokens need a target that takes a mask and positions as they are given, and "
+            f"{type(model).__name__} as it is loaded here does not: use another "
+            f"one{or_sdpa(model)}."
+        )
 
 
 def check_embeds_once(model: PreTrainedModel) -> None:
@@ -140,13 +159,6 @@ def check_embeds_once(model: PreTrainedModel) -> None:
             f"{type(model).__name__} embeds every layer's own input by id, and prompt tokens have "
             "none."
         )
-
-
-def register() -> None:
-    """Tell PEFT; its `register_peft_method` takes only names of its own closed enum."""
-    mapping.PEFT_TYPE_TO_CONFIG_MAPPING[PpdType.PPD] = PpdConfig
-    mapping.PEFT_TYPE_TO_TUNER_MAPPING[PpdType.PPD] = PpdModel
-    mapping.PEFT_TYPE_TO_PREFIX_MAPPING[PpdType.PPD] = PpdModel.prefix
 
 
 def prompt_embedding(model: PreTrainedModel) -> PromptEmbedding:
@@ -164,4 +176,7 @@ def prompt_embedding(model: PreTrainedModel) -> PromptEmbedding:
     return embedding
 
 
-register()
+# PEFT's `register_peft_method` takes only names of its own closed enum
+mapping.PEFT_TYPE_TO_CONFIG_MAPPING[PpdType.PPD] = PpdConfig
+mapping.PEFT_TYPE_TO_TUNER_MAPPING[PpdType.PPD] = PpdModel
+mapping.PEFT_TYPE_TO_PREFIX_MAPPING[PpdType.PPD] = PpdModel.prefix

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import torch
 from peft import LoraConfig
+from peft.utils import SAFETENSORS_WEIGHTS_NAME as WEIGHTS
 from safetensors.torch import load_file
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
@@ -33,7 +34,6 @@ from ..reading.cache import guesses_of, plain_cache
 from ..reading.context import ContextDrafting, KeyValueDrafter
 from .adapter import noise_at, with_adapter
 
-WEIGHTS = "adapter_model.safetensors"
 DRAFTS = 5
 
 
