@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal, get_args
 
 import torch
 from accelerate.utils import align_module_device
@@ -17,7 +17,6 @@ from ...decoding.features import layers_of
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
-STYLES = ("medusa", "eagle")
 # Of a layer, what makes its states other ones; some models have no such thing.
 SIZES = (
     "num_attention_heads",
@@ -48,32 +47,28 @@ class ParallelSpecConfig(PreTrainedConfig):
 
     model_type = "parallelspec"
 
-    def __init__(
-        self,
-        layers: dict[str, Any] | None = None,
-        style: Style = "medusa",
-        num_masks: int = 4,
-        draft_vocab_size: int | None = None,
-        fingerprint: str | None = None,
-        layer_fingerprint: str | None = None,
-        target_layers: int | None = None,
-        **kwargs: Any,
-    ):
-        if style not in STYLES:
-            raise ValueError(f"style is {style!r}; it has to be one of {', '.join(STYLES)}.")
+    layers: dict[str, Any] | None = None
+    style: Style = "medusa"
+    num_masks: int = 4
+    draft_vocab_size: int | None = None
+    fingerprint: str | None = None
+    layer_fingerprint: str | None = None
+    target_layers: int | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.style not in (styles := get_args(Style)):
+            raise ValueError(f"style is {self.style!r}; it has to be one of {', '.join(styles)}.")
         if kwargs.pop("markov_rank", 0):
             raise ValueError(
                 "This ParallelSpec drafter has a head on the token before, as versions up to 0.3 "
                 "made them: train it again."
             )
-        if num_masks < 1:
+        if self.num_masks < 1:
             raise ValueError(
-                f"A ParallelSpec drafter needs a mask at least, but num_masks is {num_masks}."
+                f"A ParallelSpec drafter needs a mask at least, but num_masks is {self.num_masks}."
             )
-        self.layers, self.style, self.num_masks = dict(layers or {}), style, num_masks
-        self.draft_vocab_size, self.fingerprint = draft_vocab_size, fingerprint
-        self.layer_fingerprint, self.target_layers = layer_fingerprint, target_layers
-        super().__init__(**kwargs)
+        self.layers = dict(self.layers or {})
+        super().__post_init__(**kwargs)
 
     @property
     def layer_config(self) -> PreTrainedConfig:
@@ -102,36 +97,33 @@ def identity(target: PreTrainedModel) -> dict[str, Any]:
     The hashes are of some weights of the embedding and of the last layer. The hashes are None where
     weights are packed. Layers before the last one are not looked at.
     """
-    table, last = target.get_input_embeddings(), layers_of(target)[-1]
+    table, layers = target.get_input_embeddings(), layers_of(target)
     packed = getattr(target.config, "quantization_config", None) is not None
     with align_module_device(table):  # an offloaded target's are fetched
-        embedding = _hashed([_numbers(table.weight)])
+        embedding = _hash([table.weight])
     return {
         "fingerprint": embedding,
-        "layer_fingerprint": None
-        if packed
-        else _hashed([numbers for part in last.modules() for numbers in _own_numbers(part)]),
-        "target_layers": len(layers_of(target)),
+        "layer_fingerprint": None if packed else _hash(_weights(layers[-1])),
+        "target_layers": len(layers),
     }
 
 
-def _own_numbers(part: torch.nn.Module) -> list[bytes | None]:
-    with align_module_device(part):
-        return [_numbers(weight) for weight in part.parameters(recurse=False)]
+def _weights(layer: torch.nn.Module) -> Iterator[Tensor]:
+    """List a layer's weights, each while it is on its device."""
+    for part in layer.modules():
+        with align_module_device(part):
+            yield from part.parameters(recurse=False)
 
 
-def _numbers(weight: Tensor) -> bytes | None:
-    if weight.is_meta or type(weight.data) is not Tensor or not weight.is_floating_point():
-        return None
-    sample = weight.detach().flatten()[:: max(1, weight.numel() // 4096)][:4096]
-    return sample.to(torch.bfloat16).float().cpu().numpy().tobytes()
-
-
-def _hashed(numbers: list[bytes | None]) -> str | None:
-    present = [number for number in numbers if number is not None]
-    return (
-        hashlib.sha256(b"".join(present)).hexdigest()[:16] if len(present) == len(numbers) else None
-    )
+def _hash(weights: Iterable[Tensor]) -> str | None:
+    """Hash some numbers of each weight; None: one of them is packed, or not there."""
+    digest = hashlib.sha256()
+    for weight in weights:
+        if weight.is_meta or type(weight.data) is not Tensor or not weight.is_floating_point():
+            return None
+        sample = weight.detach().flatten()[:: max(1, weight.numel() // 4096)][:4096]
+        digest.update(sample.to(torch.bfloat16).float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str]:
@@ -139,25 +131,19 @@ def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str
 
     Only facts that are known of both are compared.
     """
-    ours, theirs = (
-        config.layers,
-        describe_layers(
-            target.config.get_text_config(decoder=True), config.layer_config.num_hidden_layers
-        ),
-    )
-    differing = [
-        f"{name} {ours[name]}, not {theirs[name]}"
-        for name in SIZES
-        if not _alike(ours.get(name), theirs.get(name))
+    text_config = target.config.get_text_config(decoder=True)
+    described = describe_layers(text_config, config.layer_config.num_hidden_layers)
+    ours = {**config.layers, **config.to_dict()}
+    theirs = {**described, **identity(target)}
+    words = {
+        **{name: f"{name} {ours.get(name)}, not {theirs.get(name)}" for name in SIZES},
+        "target_layers": f"{config.target_layers} layers, not {theirs['target_layers']}",
+        "fingerprint": "another embedding",
+        "layer_fingerprint": "another last layer",
+    }
+    return [
+        sentence for name, sentence in words.items() if not _alike(ours.get(name), theirs.get(name))
     ]
-    target_identity = identity(target)
-    if not _alike(config.target_layers, target_identity["target_layers"]):
-        differing.append(f"{config.target_layers} layers, not {target_identity['target_layers']}")
-    if not _alike(config.fingerprint, target_identity["fingerprint"]):
-        differing.append("another embedding")
-    if not _alike(config.layer_fingerprint, target_identity["layer_fingerprint"]):
-        differing.append("another last layer")
-    return differing
 
 
 def _alike(value: Any, other: Any) -> bool:

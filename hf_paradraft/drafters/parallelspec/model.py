@@ -33,6 +33,11 @@ from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
 VOCABULARY = "vocabulary_ids"  # a tensor of its files
+# fields of its config, which its files have in this order, defaults too
+SAID = (
+    "layers", "style", "num_masks", "draft_vocab_size", "fingerprint", "layer_fingerprint",
+    "target_layers",
+)  # fmt: skip
 
 
 class ParallelSpecDrafter(FeatureDrafter, RowModel):
@@ -82,20 +87,12 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`, in its own layout: config, layers, masks and mix."""
-        tensors = (
-            self.state_dict()
-            if self.vocabulary is None
-            else {**self.state_dict(), VOCABULARY: self.vocabulary}
-        )
-        said = {
-            name: getattr(self.config, name)
-            for name in ("model_type", "layers", "style", "num_masks")
-        }
-        return {
-            **self.config.to_diff_dict(),
-            **said,
-            "dtype": str(self.dtype).removeprefix("torch."),
-        }, tensors
+        tensors = self.state_dict()
+        if self.vocabulary is not None:
+            tensors[VOCABULARY] = self.vocabulary
+        said = {name: getattr(self.config, name) for name in SAID}
+        dtype = str(self.dtype).removeprefix("torch.")
+        return {**said, **self.config.to_diff_dict(), "dtype": dtype}, tensors
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
@@ -140,7 +137,13 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         """
         size = None if vocabulary is None else len(vocabulary)
         described = describe_layers(target.config.get_text_config(decoder=True), num_layers)
-        config = ParallelSpecConfig(described, style, num_masks, size, **identity(target))
+        config = ParallelSpecConfig(
+            layers=described,
+            style=style,
+            num_masks=num_masks,
+            draft_vocab_size=size,
+            **identity(target),
+        )
         drafter = cls(config, vocabulary)
         if any("experts" in name for name, _ in drafter.stack.named_parameters()):
             raise ValueError(
