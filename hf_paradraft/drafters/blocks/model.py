@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 import torch
-from torch import LongTensor, Tensor
+from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
@@ -24,7 +24,7 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published
-from ..layers import GEMMA4, QWEN35, StackMasks, run, turns
+from ..layers import StackMasks, run, turns
 from ..reading.cache import compiled_method, make_room, plain_cache, side_by_side
 from ..reading.context import ContextDrafting
 from .config import BlockConfig, block_config
@@ -171,15 +171,14 @@ class DFlashDrafter(FeatureDrafter):
             positions: int64 `(B, f)`.
             cache: grows by f.
         """
-        cos, sin = turns(self.stack, context, positions)
-        norms_keys = self.config.layers.model_type in ("qwen3", QWEN35, GEMMA4)
+        (cos, sin), as_it_is = turns(self.stack, context, positions), nn.Identity()
         for index, layer in enumerate(self.stack.layers):
             attention = layer.self_attn
             shape = (*context.shape[:-1], -1, attention.head_dim)
             keys = attention.k_proj(context).view(shape)
             values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
-            values = attention.v_norm(values) if self.config.layers.model_type == GEMMA4 else values
-            keys = (attention.k_norm(keys) if norms_keys else keys).transpose(1, 2)
+            values = getattr(attention, "v_norm", as_it_is)(values)
+            keys = getattr(attention, "k_norm", as_it_is)(keys).transpose(1, 2)
             part = keys[..., : cos.shape[-1]]
             _, turned = apply_rotary_pos_emb(part, part, cos, sin)
             keys = torch.cat([turned, keys[..., cos.shape[-1] :]], dim=-1)

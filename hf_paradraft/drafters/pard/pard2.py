@@ -134,14 +134,6 @@ class ProjectedFeatures(CausalRows):
             states, projection.weight.to(states), bias
         )
 
-    def nothing(self, size: int) -> Tensor:
-        """Implement `RowModel.nothing`: zeros `(size, hidden)`."""
-        return torch.zeros(
-            (size, self.projection.weight.shape[0]),
-            device=self.stack.device,
-            dtype=self.stack.dtype,
-        )
-
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`: embeddings with the projected features added.
 

@@ -14,7 +14,6 @@ from math import log
 from typing import Any
 
 import numpy
-import torch
 
 from ...decoding.trees import best_paths, part
 from ...protocol import Draft
@@ -110,17 +109,6 @@ def amortised_gain(trees: list[SparseTree]) -> float:
     return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
 
 
-def best_by_state(accuracy: Sequence[Sequence[float]], num_nodes: int) -> list[Draft]:
-    """Find the most probable candidates of states 0 … m, `num_nodes` at most.
-
-    `accuracy` is as for `build_trees`.
-    """
-    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
-    return [Draft.chain(torch.zeros(0, dtype=torch.long, device="cpu"))] + [
-        best_paths(scores[:state], num_nodes) for state in range(1, len(scores) + 1)
-    ]
-
-
 def build_trees(
     accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1
 ) -> list[SparseTree]:
@@ -135,7 +123,8 @@ def build_trees(
             least m·E.
         num_ensembles: E.
     """
-    widest = best_by_state(accuracy, budget)
+    scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
+    widest = [best_paths(scores[:state], budget) for state in range(len(scores) + 1)]
     best: tuple[float, list[SparseTree]] = (-1.0, [])
     for num_nodes in range(1, budget - num_ensembles + 1):
         states = [part(paths, range(len(paths))[:num_nodes]) for paths in widest]

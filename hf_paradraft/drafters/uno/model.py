@@ -28,7 +28,7 @@ from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..formats.files import save_tensors
 from ..formats.folder import RECORD, DrafterFolder
-from ..layers import StackMasks
+from ..layers import StackMasks, last_position
 from ..pairs import pair
 from ..reading.cache import guesses_of, plain_cache
 from ..reading.context import ContextDrafting, KeyValueDrafter
@@ -76,6 +76,7 @@ class UnoDrafter(KeyValueDrafter):
     is_adapter = True
     fits = "transformers with hf_paradraft and PEFT, SGLang"
     drafts_by = UnoDrafting
+    last_position: int | None
 
     def __init__(
         self,
@@ -200,7 +201,8 @@ class UnoDrafter(KeyValueDrafter):
         # that of its embedding.
         if network is None or not _tensors(target) <= _tensors(network):
             network = with_adapter(target, self.config, self.tensors)
-            pair(self, target, network=network, shapes=_shapes(network))
+            last = last_position(network)
+            pair(self, target, network=network, shapes=_shapes(network), last_position=last)
 
     def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
         """Make the attention masks of rows whose first cache slots hold these positions."""
@@ -226,14 +228,8 @@ class UnoDrafter(KeyValueDrafter):
         sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
         depths = torch.arange(count, device="cpu").expand(rows, -1)
         mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
-        # What is not read, noise beyond a text's own room, stays where the model may have a
-        # position.
-        if (
-            context := getattr(
-                self.network.config.get_text_config(), "max_position_embeddings", None
-            )
-        ) is not None:
-            positions = positions.clamp(max=context - 1)
+        # noise beyond a text's own room, which is not read, may have no position of its own
+        positions = positions.clamp(0, self.last_position)
         given = with_cache(self.network, cache.cache)
         return self.network(
             input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **given
