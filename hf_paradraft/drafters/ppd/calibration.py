@@ -9,6 +9,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from torch import Tensor
+from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from ...files import read_json, write_json
@@ -80,8 +81,8 @@ def calibrate(
     tries = torch.zeros(config.num_prompt_tokens)
     lengths = list(samples["length"])
     order = sorted(range(len(samples)), key=lengths.__getitem__)
-    for begin in tqdm(range(0, len(samples), batch_size), desc="calibrate", leave=False):
-        batch = collator([samples[index] for index in order[begin : begin + batch_size]])
+    batches = DataLoader(samples, batch_size, sampler=order, collate_fn=collator)
+    for batch in tqdm(batches, desc="calibrate", leave=False):
         guessed = forward_with_prompts(
             base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device)
         )

@@ -94,18 +94,16 @@ class PpdDrafter(SavedDrafter):
         cls.check_folder(folder)
         config = PpdConfig.from_pretrained(str(folder))
         tensors = load_file(folder.path / WEIGHTS)
-        if len(tensors) != 1 or next(iter(tensors.values())).shape != (
-            config.num_ids,
-            config.hidden_size,
-        ):
+        shapes = [tensor.shape for tensor in tensors.values()]
+        if shapes != [(config.num_ids, config.hidden_size)]:
             raise ValueError(
                 f"{folder} does not hold the {config.num_ids} prompts its config speaks of: save "
                 "it again."
             )
-        name, prompts = next(iter(tensors.items()))
+        ((name, prompts),) = tensors.items()
         if isinstance(dtype, str):
             dtype = getattr(torch, dtype, None)  # none is called "auto"
-        return cls(prompts if dtype is None else prompts.to(dtype), config, name)
+        return cls(prompts.to(dtype=dtype), config, name)
 
     @classmethod
     def from_model(cls, model: PeftModel | PreTrainedModel) -> PpdDrafter:

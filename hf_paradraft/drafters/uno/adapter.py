@@ -26,7 +26,7 @@ def noise_at(positions: LongTensor, vocab_size: int) -> LongTensor:
     return NOISE.to(positions.device)[positions % len(NOISE)] % vocab_size
 
 
-def _behind_the_first(layer: Any) -> Callable[..., Tensor]:
+def _after_the_first(layer: Any) -> Callable[..., Tensor]:
     """Make the forward of a LoRA layer without the adapter in the first row of every text."""
     adapted = type(layer).forward
 
@@ -89,5 +89,5 @@ def with_adapter(
         )
     for layer in adapted.modules():
         if isinstance(layer, LoraLayer):
-            layer.forward = _behind_the_first(layer)
+            layer.forward = _after_the_first(layer)
     return network.eval()

@@ -111,19 +111,15 @@ class UnoDrafter(KeyValueDrafter):
             ValueError: another kind of adapter, or one that changes more than noise.
         """
         cls.check_folder(folder)
-        try:
-            config = LoraConfig.from_pretrained(str(folder))
-        except (AttributeError, RecursionError, TypeError) as error:
-            raise ValueError(
-                f"{folder} has an adapter config that PEFT makes no LoRA of: {error}"
-            ) from None
-        tensors = load_file(folder.path / WEIGHTS)
-        if isinstance(
-            wanted := getattr(torch, dtype, None) if isinstance(dtype, str) else dtype, torch.dtype
-        ):
-            tensors = {name: tensor.to(wanted) for name, tensor in tensors.items()}
         saved = folder.record.get("speculation_config")
-        return cls(config, tensors, None if saved is None else SpeculationConfig.from_saved(saved))
+        drafter = cls(
+            LoraConfig.from_pretrained(str(folder)),
+            load_file(folder.path / WEIGHTS),
+            None if saved is None else SpeculationConfig.from_saved(saved),
+        )
+        if isinstance(dtype, str):
+            dtype = getattr(torch, dtype, None)  # none is called "auto"
+        return drafter.to(dtype=dtype)
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
