@@ -19,7 +19,6 @@ from safetensors.torch import load_file
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import names_of, write_json
@@ -47,10 +46,25 @@ class UnoDrafting(ContextDrafting):
     """
 
     def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Implement `ContextDrafting.guesses`, by one forward over all rows."""
+        """Implement `ContextDrafting.guesses`, by one forward over the newest tokens and noise."""
         count = max(1, *(prefix.room for prefix in prefixes))
-        logits = self.model.read(newest, count, self.masks["rows"], self.lengths, self.cache)
-        self.cache.keep([[]] * len(prefixes), count)
+        rows, network, cache = len(newest), self.model.network, self.cache
+        ends = torch.tensor(self.lengths, device=network.device)[:, None]
+        positions = ends + torch.arange(count, device=network.device)
+        ids = noise_at(positions, network.config.get_text_config().vocab_size)
+        ids[:, 0] = newest
+        sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
+        depths = torch.arange(count, device="cpu").expand(rows, -1)
+        mask, positions = self.masks["rows"].inputs(cache.lengths, sees, depths, cache.num_slots)
+        logits = network(
+            input_ids=ids,
+            attention_mask=mask,
+            # noise beyond a text's own room, which is not read, may have no position of its own
+            position_ids=positions.clamp(0, self.model.last_position),
+            use_cache=True,
+            **with_cache(network, cache.cache),
+        ).logits
+        cache.keep([[]] * rows, count)
         return guesses_of(logits, prefixes)
 
 
@@ -204,32 +218,6 @@ class UnoDrafter(KeyValueDrafter):
         """Make the attention masks of rows whose first cache slots hold these positions."""
         windows = attention_windows(self.network)
         return {"rows": StackMasks(windows, offsets, self.network.dtype, self.network.device)}
-
-    def read(
-        self, last: LongTensor, count: int, masks: StackMasks, ends: list[int], cache: RaggedCache
-    ) -> Tensor:
-        """Compute logits `(B, count, V)` after the newest tokens and noise.
-
-        Args:
-            last: int64 `(B,)`, the newest tokens.
-            count: rows of each text, the newest token's included.
-            masks: of the rows.
-            ends: positions of the newest tokens.
-            cache: of what the target has read; grows by `count`.
-        """
-        rows, device = len(last), self.network.device
-        positions = torch.tensor(ends, device=device)[:, None] + torch.arange(count, device=device)
-        ids = noise_at(positions, self.network.config.get_text_config().vocab_size)
-        ids[:, 0] = last
-        sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
-        depths = torch.arange(count, device="cpu").expand(rows, -1)
-        mask, positions = masks.inputs(cache.lengths, sees, depths, cache.num_slots)
-        # noise beyond a text's own room, which is not read, may have no position of its own
-        positions = positions.clamp(0, self.last_position)
-        given = with_cache(self.network, cache.cache)
-        return self.network(
-            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, **given
-        ).logits
 
 
 def _tensors(model: PreTrainedModel) -> set[int]:
