@@ -1,5 +1,5 @@
-"""One record for every published layout of DFlash and DSpark: what a file's numbers mean, settled
-when it is loaded.
+"""One record for every published layout of DFlash and DSpark: the meaning of a file's numbers,
+settled when it is loaded.
 """
 
 from __future__ import annotations
@@ -28,33 +28,35 @@ class BlockConfig(DrafterConfig):
     """A drafter of blocks.
 
     Attributes:
-        layers: of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
-        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as
+        layers: the config of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
+        in_pairs: the file's rotary embedding turns neighbours; the loaded layers turn halves, as
             `neighbours_to_halves` has it.
-        features: what it reads.
+        features: the features that it reads.
         block_size: B, rows of a block, the newest token's included.
-        mask_token_id: of the other rows.
+        mask_token_id: the id that the other rows have.
         fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one
             after it.
         target_hidden_size: d_t.
-        target_layers: L, if it is written.
+        target_layers: L, if the file says so.
         causal: kinds of layers whose rows see only those before them in the block.
         window_from_anchor: sliding windows are counted from the newest token, not from each row.
         vocab_size: V of the target.
-        draft_vocab_size: V', where it is smaller.
-        markov_rank, markov_type: of the head that looks at the token before; 0 for none.
+        draft_vocab_size: V', if it is smaller.
+        markov_rank, markov_type: rank and type of the head that looks at the token before; rank 0:
+            there is none.
         confidence, confidence_with_markov: whether it says how sure it is, and knows the token
             before then.
-        conv_kernel_size, conv_group_size: of DFlash2's convolutions: taps, and channels that share
-            a kernel.
-        selector_rank, selector_top_k: of its selector, and the tokens that it chooses among.
-        transfer_rank, message_size: of DSpine's codes, and of what a row is told.
-        refiner_rank, refiner_size: of XPress's refiner, and of its SwiGLU.
-        softcap, embedding_scale, logit_scale: of its own, instead of the target's.
+        conv_kernel_size, conv_group_size: taps of DFlash2's convolutions, and channels that share a
+            kernel.
+        selector_rank, selector_top_k: rank of DFlash2's selector, and the number of tokens that a
+            selector or DSpine chooses among.
+        transfer_rank, message_size: sizes of DSpine's codes and messages.
+        refiner_rank, refiner_size: rank of XPress's refiner, and width of its SwiGLU.
+        softcap, embedding_scale, logit_scale: its own values, instead of the target's.
         raw_target: the target's table and head are used as they are, without the target's own
             scales and cap.
-        layout: whose it is.
-        notes: what was assumed.
+        layout: the publisher whose layout it is.
+        notes: assumptions made in reading, for people.
     """
 
     layers: PreTrainedConfig
@@ -90,16 +92,16 @@ class BlockConfig(DrafterConfig):
 
     @property
     def num_drafts(self) -> int:
-        """Tokens that a block guesses."""
+        """The number of tokens that a block guesses."""
         return self.block_size - 1 if self.fill_in else self.block_size
 
     @property
     def num_features(self) -> int:
-        """m."""
+        """m, the number of features."""
         return len(self.features)
 
     def particulars(self) -> list[tuple[str, Any]]:
-        """List what blocks alone have, as (name, value) pairs."""
+        """List the values that only blocks have, as (name, value) pairs."""
         reading = "fills masks in" if self.fill_in else "guesses from the newest token on"
         pairs: list[tuple[str, Any]] = [
             ("block", f"{self.block_size} rows, {self.num_drafts} guesses: {reading}"),
@@ -135,9 +137,9 @@ class BlockConfig(DrafterConfig):
 
         Args:
             target: a decoder-only causal LM.
-            num_layers: of the drafter's own, Qwen3's in the target's sizes.
+            num_layers: the number of the drafter's layers, Qwen3's in the target's sizes.
             num_features: layers of the target that it reads, spread evenly.
-            options: further fields.
+            options: further fields of the config.
 
         Raises:
             ValueError: the target has fewer layers than are to be read.
@@ -167,7 +169,7 @@ def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConf
     """Read a `config.json` of DFlash or DSpark, by any publisher.
 
     Args:
-        config: as it was read.
+        config: the file's content.
         tensors: names of the folder's tensors.
 
     Raises:

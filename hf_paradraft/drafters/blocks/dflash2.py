@@ -42,7 +42,7 @@ class GroupedConvolution(nn.Module):
 
         Args:
             states: `(B, M, d)`, the part's input; rows begin with their block.
-            part: what is run on as many rows.
+            part: a function of as many rows.
         """
         changes = (
             self.kernel_projection(states)
@@ -68,8 +68,8 @@ class ConvolvedLayer(nn.Module):
     """A layer of Llama's or Qwen3's form with convolutions around attention and MLP.
 
     Args:
-        layer: whose parts it takes.
-        sizes: as for `GroupedConvolution`.
+        layer: the layer whose parts it takes.
+        sizes: the arguments of `GroupedConvolution`.
     """
 
     def __init__(self, layer: Any, *sizes: int):
@@ -110,7 +110,7 @@ class CandidateSelector(nn.Module):
 
         Args:
             tokens: int64 `(n,)`.
-            states: `(n, d)`, of the rows that guess what follows.
+            states: `(n, d)`, the states of the rows that guess the next tokens.
             candidates: int64 `(n, c)`.
 
         Returns:
@@ -126,8 +126,8 @@ def among_best(
     """Make the bias of a head that scores each row's best tokens; all others are impossible.
 
     Args:
-        logits: `(k, V)`, of a block's guesses before the head.
-        count: tokens that are scored in each row, at most.
+        logits: `(k, V)`, a block's logits before the head.
+        count: the most tokens that are scored in each row.
         score: makes scores `(n, c)` of rows and of the tokens before them, int64 `(n,)`, and of
             their best tokens, int64 `(n, c)`.
     """

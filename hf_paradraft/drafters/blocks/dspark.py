@@ -29,7 +29,7 @@ class MarkovHead(nn.Module):
         vocab_size: V of the target, whose ids the token before has.
         num_guesses: V'.
         rank: r.
-        hidden_size: d, of the states h.
+        hidden_size: d, the width of the states h.
         kind: one of the three.
     """
 
@@ -60,8 +60,8 @@ class MarkovHead(nn.Module):
 
         Args:
             tokens: int64 `(…)`, in the target's ids.
-            states: `(…, d)`, of the rows that guess what follows.
-            memory: `(…, r)` of the `rnn`; None: nothing yet.
+            states: `(…, d)`, the states of the rows that guess the next tokens.
+            memory: `(…, r)`, the memory of the `rnn`; None: nothing yet.
 
         Returns:
             `(…, V')`, and `(…, r)` or None.
@@ -131,7 +131,8 @@ class DSparkDrafter(DFlashDrafter):
         Args:
             target, mask_token_id, num_layers, num_features, vocabulary: as there.
             block_size: rows of a block, and guesses.
-            markov_rank, markov_type: of the head that looks at the token before; rank 0 for none.
+            markov_rank, markov_type: rank and type of the head that looks at the token before; rank
+                0: there is none.
             confidence: whether it says how sure it is.
 
         Raises:
@@ -163,7 +164,7 @@ class DSparkDrafter(DFlashDrafter):
 
         Args:
             anchors: int64 `(…,)`, the newest tokens.
-            states: `(…, block size, d)`, of all rows of a block.
+            states: `(…, block size, d)`, the states of all rows of a block.
         """
         if self.markov.kind != "rnn" or not self.config.fill_in:
             return None

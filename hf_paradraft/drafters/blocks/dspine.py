@@ -1,9 +1,9 @@
-"""DSpine: DFlash in which each row of a block is told, after each layer, what the row before
-predicts (arXiv 2609.36173).
+"""DSpine: DFlash in which each row of a block is told, after each layer, the prediction of the row
+before (arXiv 2609.36173).
 
-What a row predicts is a direction in a table of codes of all tokens, read from its state. The first
+A row's prediction is a direction in a table of codes of all tokens, read from its state. The first
 guess is told the newest token's own code. After the last layer the token before is known, and its
-code takes the place of what was predicted.
+code takes the place of the predicted one.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Injection(nn.Module):
     the code of the row before it.
 
     Args:
-        num_layers: each with a readout and W of its own.
+        num_layers: the number of layers, each with a readout and W of its own.
         hidden_size: d.
-        rank: r, of codes.
-        message_size: of messages.
+        rank: r, the size of codes.
+        message_size: the size of messages.
     """
 
     def __init__(self, num_layers: int, hidden_size: int, rank: int, message_size: int):
@@ -58,10 +58,10 @@ class Injection(nn.Module):
         """Compute states `(…, d)` after a message.
 
         Args:
-            layer: after which.
+            layer: the layer before the message.
             states: `(…, d)`.
-            codes: `(…, r)`, which they predict.
-            before: `(…, r)`, of the rows before them.
+            codes: `(…, r)`, which the states predict.
+            before: `(…, r)`, the codes of the rows before them.
         """
         gate = torch.sigmoid(self.receiver_gate(codes) + self.predecessor_gate(before) + self.bias)
         size = states.float().norm(dim=-1, keepdim=True).to(states) / states.shape[-1] ** 0.5
@@ -146,7 +146,7 @@ class DSpineDrafter(DFlashDrafter):
         The newest token's own row is sent nothing.
 
         Args:
-            layer: after which.
+            layer: the layer before the messages.
             states: `(B, M, d)`.
             anchors: `(B, 1, r)`, codes of the newest tokens.
         """
@@ -157,7 +157,7 @@ class DSpineDrafter(DFlashDrafter):
         )
 
     def guess(self, states: Tensor, text: LongTensor, room: int) -> GuessedLogits:
-        """Make the guess of one row's block, whose logits come from the bias alone.
+        """Make the guess of one row's block, whose logits come only from the bias.
 
         The bias is the head that knows the token before.
         """

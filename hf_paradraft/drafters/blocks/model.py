@@ -31,12 +31,12 @@ from .config import BlockConfig, block_config
 
 
 class BlockDrafting(ContextDrafting):
-    """A block after what the target has read of each row.
+    """One call's drafting: a block after the part of each row that the target has read.
 
     Args:
         drafter: shared with other calls; nothing of it changes.
-        config: how it is used.
-        max_length: tokens of a row at most.
+        config: the options of its use.
+        max_length: the most tokens of a row.
     """
 
     def __init__(self, drafter: Any, config: SpeculationConfig, max_length: int):
@@ -58,9 +58,9 @@ class DFlashDrafter(FeatureDrafter):
     """A block drafter as `assistant_model`.
 
     Args:
-        config: what it is.
+        config: the drafter's config.
         vocabulary: int64 `(V',)`, the target's ids that it can guess; default: all.
-        own_embedding, own_head: whether it has its own.
+        own_embedding, own_head: whether it has an embedding and a head of its own.
     """
 
     kind = "dflash"
@@ -91,7 +91,7 @@ class DFlashDrafter(FeatureDrafter):
         self.eval()
 
     def add_parts(self, config: BlockConfig) -> None:
-        """Add what a kind has more than DFlash; DFlash itself has no more.
+        """Add the parts that a kind has in addition to DFlash's.
 
         Raises:
             ValueError: the config lacks something, or sizes do not fit each other.
@@ -113,8 +113,8 @@ class DFlashDrafter(FeatureDrafter):
 
         Args:
             target: a decoder-only causal LM.
-            mask_token_id: of the rows to be guessed.
-            num_layers: of its own, Qwen3's in the target's sizes.
+            mask_token_id: the id in the place of guessed tokens.
+            num_layers: the number of its own layers, Qwen3's in the target's sizes.
             block_size: rows of a block, which guesses a token less.
             num_features: layers of the target that it reads, spread evenly.
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
@@ -156,7 +156,7 @@ class DFlashDrafter(FeatureDrafter):
         return BlockDrafting(self, config, max_length)
 
     def empty_context(self, num_slots: int) -> Cache:
-        """Make a cache for context features; a static one where `num_slots` are asked for."""
+        """Make a cache for context features; a static one if `num_slots` are asked for."""
         return plain_cache(self.stack, num_slots)
 
     def fuse(self, features: dict[FeatureKey, Tensor]) -> Tensor:
@@ -209,8 +209,8 @@ class DFlashDrafter(FeatureDrafter):
 
         Args:
             anchors: int64 `(B,)`, the rows' newest tokens.
-            masks: of the rows.
-            cache: of their contexts; grows by the block.
+            masks: the rows' attention masks, from `masks`.
+            cache: the cache of their contexts; grows by the block.
             compiled: whether the forward is, once there is a context.
         """
         size, lengths = self.config.block_size, cache.lengths
@@ -251,8 +251,8 @@ class DFlashDrafter(FeatureDrafter):
 
         Args:
             text: int64 `(n,)`, the newest tokens, two where there are as many.
-            states: `(block size, d)`, of the whole block.
-            logits: `(k, V')`, of its guesses before the head.
+            states: `(block size, d)`, the whole block's states.
+            logits: `(k, V')`, its guesses' logits before the head.
         """
         return None
 

@@ -1,5 +1,5 @@
-"""XPress: DFlash with a refiner, which mixes what stands in a block up to each row and adds a bias
-to its logits (2026).
+"""XPress: DFlash with a refiner, which mixes a block's tokens up to each row and adds a bias to its
+logits (2026).
 
 Published engines run the refiner over a whole block a few times, from the best tokens without it
 on, until nothing changes. Here each token is chosen before the next is asked for, which is where
@@ -32,7 +32,7 @@ class Refiner(nn.Module):
         hidden_size: d.
         block_size: B.
         rank: r.
-        inner_size: of the SwiGLU.
+        inner_size: the width of the SwiGLU.
     """
 
     def __init__(

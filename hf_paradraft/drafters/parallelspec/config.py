@@ -17,7 +17,7 @@ from ...decoding.features import layers_of
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
-# Of a layer, what makes its states other ones; some models have no such thing.
+# Values of a layer's config that change its states; some models do not have all of them.
 SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -33,13 +33,13 @@ class ParallelSpecConfig(PreTrainedConfig):
     """One decoder layer of the target's kind, and M masks.
 
     Args:
-        layers: of a target's text config, with as many layers as the drafter has.
-        style: `medusa` reads tokens alone, `eagle` the target's normed states too.
+        layers: a target's text config, with as many layers as the drafter has.
+        style: `medusa` reads only tokens, `eagle` the target's normed states too.
         num_masks: M; a forward guesses M + 1 tokens.
-        draft_vocab_size: V', where fewer tokens than the target's are guessed.
-        fingerprint, layer_fingerprint, target_layers: of the target, from `identity`; older
-            drafters have the first one alone.
-        kwargs: as for `PreTrainedConfig`.
+        draft_vocab_size: V', if fewer tokens than the target's are guessed.
+        fingerprint, layer_fingerprint, target_layers: the target's, from `identity`; older drafters
+            have only the first one.
+        kwargs: further arguments of `PreTrainedConfig`.
 
     Raises:
         ValueError: an unknown style, no masks, or a head of an earlier version.
@@ -75,13 +75,13 @@ class ParallelSpecConfig(PreTrainedConfig):
         """Make the config of its layers, as transformers has it.
 
         Raises:
-            ValueError: it has none of them.
+            ValueError: transformers makes no config of them.
         """
         return transformers_config(AutoConfig.for_model, copy.deepcopy(self.layers))
 
     @property
     def vocab_size(self) -> int:
-        """V, of the target."""
+        """V, the target's number of tokens."""
         return int(self.layer_config.vocab_size) if self.layers else 0
 
     @property
@@ -94,7 +94,7 @@ class ParallelSpecConfig(PreTrainedConfig):
 def identity(target: PreTrainedModel) -> dict[str, Any]:
     """Identify a target among others of its sizes, by its number of layers and two hashes.
 
-    The hashes are of some weights of the embedding and of the last layer. The hashes are None where
+    The hashes are made of some weights of the embedding and of the last layer, and are None if
     weights are packed. Layers before the last one are not looked at.
     """
     table, layers = target.get_input_embeddings(), layers_of(target)

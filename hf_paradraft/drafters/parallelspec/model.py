@@ -2,7 +2,7 @@
 2024, section 3).
 
 A text is read once, and after it the masks, all in one forward: the last token's row guesses the
-next token, mask `k` the one at distance `k + 1`. *Medusa-style* drafters read tokens alone;
+next token, mask `k` the one at distance `k + 1`. *Medusa-style* drafters read only tokens;
 *EAGLE-style* ones each token with the normed state that the target had at the token before.
 """
 
@@ -44,7 +44,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     """A layer that guesses in parallel, as `assistant_model` of the target that it was made for.
 
     Args:
-        config: what it is; `from_target` makes one for a target.
+        config: the drafter's config; `from_target` makes one for a target.
         vocabulary: int64 `(V',)`, the target's ids that it guesses; default: all.
     """
 
@@ -78,7 +78,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     def read_folder(
         cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()
     ) -> ParallelSpecDrafter:
-        """Implement `FeatureDrafter.read_folder`, of its own layout."""
+        """Implement `FeatureDrafter.read_folder`, for its own layout."""
         config, tensors = ParallelSpecConfig.from_dict(folder.config), weights_in(folder.path)
         check_size(tensors, config.layer_config)
         drafter = cls(config, tensors.pop(VOCABULARY, None))
@@ -128,7 +128,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             target: a decoder-only causal LM.
             style: `medusa` or `eagle`.
             num_masks: M.
-            num_layers: of its own.
+            num_layers: the number of its own layers.
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
 
         Raises:
@@ -216,12 +216,12 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         """Compute logits and states of training rows, which hold every text as M + 1 tasks at once.
 
         Args:
-            input_ids: int64 `(B, R)`; of rows deeper than 0 whatever.
+            input_ids: int64 `(B, R)`; those of rows deeper than 0 mean nothing.
             position_ids, depths: int64 `(B, R)`, depth -1 for padding.
             attention_mask: bool `(B, 1, R, R)`.
-            columns: int64 `(C,)`, of the rows whose guesses are wanted.
-            features: `(B, R, hidden)`, what belongs to the token before each row of depth 0;
-                EAGLE-style.
+            columns: int64 `(C,)`, the rows whose guesses are wanted.
+            features: `(B, R, hidden)`, the target's state at the token before each row of depth 0;
+                only EAGLE-style.
 
         Returns:
             Logits `(B, C, V')`, and normed states `(B, C, hidden)`.

@@ -30,10 +30,10 @@ class ParallelSpecTrainer(RowTrainer):
     Args:
         model: attached to its target.
         args: any `TrainingArguments`.
-        states: of the target.
-        cod: which rows to keep in training; its `num_depths` is M + 1.
-        decay: λ, of the weight `λ^d` of the guess at depth `d`.
-        loss: by name.
+        states: the source of the target's states.
+        cod: the rows to keep in training; its `num_depths` is M + 1.
+        decay: λ; the guess at depth `d` weighs `λ^d`.
+        loss: the loss's name.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 

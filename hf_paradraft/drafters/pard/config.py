@@ -27,8 +27,8 @@ def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = Non
     """Look up the id of the mask token, whose embedding stands for "guess this token".
 
     Args:
-        config: of a causal LM.
-        mask_token_id: overrides what the config says.
+        config: a causal LM's config.
+        mask_token_id: the id to take instead of the config's.
 
     Raises:
         ValueError: there is none, keys disagree, or the id has no embedding.
@@ -60,7 +60,7 @@ def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = Non
 
 
 def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
-    """Set every engine's key to `mask_token_id`, in place; what says that it is PARD-2 stays."""
+    """Set every engine's key to `mask_token_id`, in place; the mark of PARD-2 stays."""
     for key in MASK_KEYS:
         setattr(config, key, mask_token_id)
     config.spd_type = "pard2" if getattr(config, "spd_type", None) == "pard2" else "pard"

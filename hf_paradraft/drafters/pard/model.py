@@ -44,9 +44,9 @@ class PardDrafter(SavedDrafter):
     is. Plain `generate` stays ordinary decoding; as `assistant_model` of a target it drafts.
 
     Attributes:
-        mask_token_id: id of the mask token.
-        speculation_config: how to use it; saved with it.
-        last_stats: of the last `generate` call it assisted, or None.
+        mask_token_id: the id of the mask token.
+        speculation_config: the options of its use; saved with it.
+        last_stats: the statistics of the last `generate` call that it assisted, or None.
     """
 
     kind = "pard"
@@ -100,15 +100,15 @@ class PardDrafter(SavedDrafter):
         """Load a PARD or PARD-2 drafter, in AMD's published format or as this library saves it.
 
         Args:
-            folder: with its files.
-            mask_token_id: overrides what the config says.
+            folder: a drafter's folder.
+            mask_token_id: the id to take instead of the config's.
             target_independent: draft without the target's hidden states, where a PARD-2 drafter
                 would read them.
             args, kwargs: as for `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
             OSError: a damaged file.
-            ValueError: not a PARD drafter; the message says what it is or lacks.
+            ValueError: it is no PARD drafter; the message says why.
         """
         if "draft_vocab_size" in folder.config:
             raise ValueError(
@@ -154,9 +154,9 @@ class PardDrafter(SavedDrafter):
 
         Args:
             model: a loaded model, whose weights are shared and not copied, or a folder or Hub id.
-            mask_token_id: an id with an embedding that ordinary text does not use; default: what
-                the config says.
-            kwargs: for `from_pretrained`, if `model` is a name.
+            mask_token_id: an id with an embedding that ordinary text does not use; default: the
+                config's.
+            kwargs: arguments of `from_pretrained`, if `model` is a name.
 
         Raises:
             ValueError: no mask token, or not a causal LM.
@@ -340,8 +340,7 @@ def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter
     drafter.last_stats = None
     drafter.config.name_or_path = name
     drafter.name_or_path = name
-    # What transformers' own assisted loop asks its assistant for: K tokens a round, always, however
-    # unsure.
+    # transformers' own assisted loop asks its assistant for these: K tokens a round, always.
     mend_sampling(drafter.generation_config)
     drafter.generation_config.num_assistant_tokens = drafter.speculation_config.num_draft_tokens
     drafter.generation_config.num_assistant_tokens_schedule = "constant"

@@ -1,4 +1,4 @@
-"""PARD-2: a PARD drafter whose input embeddings carry what the target thought of the token before
+"""PARD-2: a PARD drafter whose input embeddings carry the target's state at the token before
 (PARD-2, AMD, 2026).
 
 Token `t` is read as `embed(x_t) + scale · proj(h_{t-1})`, with zeros before the first; the masks
@@ -32,7 +32,7 @@ class Projection:
     Attributes:
         weight: `(hidden, m · d_t)`.
         bias: `(hidden,)` or None.
-        scale: of what is added.
+        scale: the factor of the additions.
         layers: entries of transformers' tuple of hidden states, in order, as the config has them;
             -1 is the normed last state.
     """
@@ -115,7 +115,7 @@ class ProjectedFeatures(CausalRows):
 
     Args:
         drafter: the causal LM, with its projection.
-        target: whose features they are.
+        target: the model whose features they are.
     """
 
     reads_features = True

@@ -33,7 +33,7 @@ def block_mask(depths: Tensor, positions: Tensor):
     """Make the attention mask of a padded batch as a FlexAttention `BlockMask`.
 
     Args:
-        depths: int64 `(B, R)`, -1 for padding, which sees itself alone.
+        depths: int64 `(B, R)`, -1 for padding, which sees only itself.
         positions: int64 `(B, R)`.
     """
 
@@ -55,7 +55,7 @@ class PardTrainer(RowTrainer):
     Args:
         model: the drafter.
         args: any `TrainingArguments`.
-        cod: which rows to keep in training; evaluation keeps all.
+        cod: the rows to keep in training; evaluation keeps all.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """
 

@@ -1,5 +1,5 @@
-"""How often a prompt's guesses are right, by distance and rank: what sparse trees are built from
-(PPD, section 4.3).
+"""Counts of right guesses, by distance and rank: sparse trees are built from them (PPD, section
+4.3).
 """
 
 from pathlib import Path
@@ -31,9 +31,8 @@ def rank_counts(
 ) -> tuple[Tensor, Tensor]:
     """Count right guesses where they would be judged.
 
-    A guess at distance `d` counts only where the text is what the model itself would say up to
-    there, and where all guesses before it held the right token among their first ones, for no tree
-    gets there otherwise.
+    A guess at distance `d` counts only if the text up to there is the model's own, and if all
+    guesses before it held the right token among their first ones, for no tree gets there otherwise.
 
     Args:
         guesses, teachers: logits `(T, m, V)`, from `forward_with_prompts`.
@@ -62,12 +61,12 @@ def calibrate(
     The shares are `a[d][r]`, by distance and rank.
 
     Args:
-        model: with an active PPD adapter.
+        model: a model with an active PPD adapter.
         samples: encoded rows that the adapter was not trained on, best answered by the model
             itself.
-        points: places in each text, at most.
+        points: the most places in each text.
         batch_size: texts in a forward.
-        seed: of the places.
+        seed: the seed of the choice of places.
 
     Raises:
         ValueError: a model that takes no masks, or too few places to count at.
@@ -119,14 +118,14 @@ def calibrate_folder(
     max_length: int = 512,
     dtype: torch.dtype = torch.float32,
 ) -> PeftModel:
-    """Calibrate the adapter in a folder; what `paradraft calibrate` does.
+    """Calibrate the adapter in a folder, as `paradraft calibrate` does.
 
     Args:
-        adapter: its folder; `adapter_config.json` is written anew.
+        adapter: the adapter's folder; `adapter_config.json` is written anew.
         data: JSON lines or a Hub dataset, as for `load_rows`.
         model: the base model, folder or Hub id; default: the one the adapter names.
-        max_length: tokens of a sample at most.
-        dtype: of the base model.
+        max_length: the most tokens of a sample.
+        dtype: the base model's dtype.
 
     Returns:
         The base model with the calibrated adapter.

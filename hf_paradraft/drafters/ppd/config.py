@@ -21,12 +21,12 @@ class PpdConfig(PeftConfig):
     Args:
         num_prompt_tokens: m, how far ahead they guess.
         num_ensembles: E, embeddings per prompt token, whose guesses are averaged.
-        hidden_size: of the base model; filled in when the adapter is made.
-        vocab_size: of the base model's embedding; prompt `i` of ensemble `e` has the id `vocab_size
-            + i·E + e`.
-        accuracy: m rows, what `paradraft calibrate` counted: `accuracy[d][r]` is how often the
-            guess of rank `r` at distance `d + 1` was right where all before it were. None: trees go
-            by the guesses' own probabilities.
+        hidden_size: the base model's width; filled in when the adapter is made.
+        vocab_size: the size of the base model's embedding; prompt `i` of ensemble `e` has the id
+            `vocab_size + i·E + e`.
+        accuracy: m rows that `paradraft calibrate` counted: `accuracy[d][r]` is how often the guess
+            of rank `r` at distance `d + 1` was right if all before it were. None: trees go by usual
+            accuracies.
 
     Raises:
         ValueError: m or E below 1, or an accuracy that is not m rows of chances.

@@ -1,5 +1,5 @@
-"""One call's drafting with prompt tokens: a sparse tree over what the last prompts guessed, and
-prompts for the next round's.
+"""One call's drafting with prompt tokens: a sparse tree over the last prompts' guesses, and prompts
+for the next round's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class PpdDrafting(Drafting):
     """One call's drafting with prompt tokens: a tree of each sequence's last guesses.
 
     Args:
-        target: in whose forward the prompts stand.
-        drafter: has the prompts, and how they are used.
+        target: the model in whose forward the prompts stand.
+        drafter: a `PpdDrafter`, with the prompts and the options of their use.
     """
 
     def __init__(self, target: PreTrainedModel, drafter: Any):
@@ -63,9 +63,9 @@ class PpdDrafting(Drafting):
         return [self._tree(guess, prefix) for guess, prefix in zip(guesses, prefixes, strict=True)]
 
     def _trees(self, batch_size: int) -> list[SparseTree]:
-        """Build the trees by state, of `rows` rows or of the best size (PPD, section 4.5).
+        """Build the trees by state, with `rows` rows or the best number (PPD, section 4.5).
 
-        The best size brings most tokens per second.
+        The best number of rows brings most tokens per second.
         """
         if not self.automatic:
             return build_trees(self.accuracy, self.rows, self.e)

@@ -38,11 +38,11 @@ class PpdDrafter(SavedDrafter):
 
     Args:
         prompts: `(m·E, hidden)`; row `i·E + e` is prompt `i` of ensemble `e`.
-        config: of the adapter.
-        tensor_name: of the prompts in the adapter's file.
+        config: the adapter's config.
+        tensor_name: the prompts' name in the adapter's file.
         speculation_config: `tree_size` is the number of a round's rows next to the root's, guesses
-            and prompts together; default: what is fastest on this hardware for a calibrated
-            adapter, else a few.
+            and prompts together; default: the fastest on this hardware for a calibrated adapter,
+            else a few.
     """
 
     kind = "ppd"
@@ -83,9 +83,9 @@ class PpdDrafter(SavedDrafter):
         """Load the drafter in an adapter's folder; the base model is not loaded.
 
         Args:
-            folder: as PEFT writes it.
-            dtype: of the prompts; default, and `"auto"`: as they were saved.
-            kwargs: without a meaning for prompts, which go where the target is.
+            folder: an adapter's folder, as PEFT writes it.
+            dtype: the prompts' dtype; default, and `"auto"`: as they were saved.
+            kwargs: arguments without a meaning for prompts, which go where the target is.
 
         Raises:
             OSError: nothing loadable there.
@@ -142,7 +142,7 @@ class PpdDrafter(SavedDrafter):
 
     @classmethod
     def read_description(cls, folder: DrafterFolder) -> dict[str, Any]:
-        """Read the adapter's config, with what it leaves to defaults."""
+        """Read the adapter's config, completed with defaults."""
         check_adapter(folder)
         return PpdConfig.from_pretrained(str(folder)).to_dict()
 
@@ -166,8 +166,8 @@ class PpdDrafter(SavedDrafter):
         """
         if not isinstance(assistant, PeftModel) or not isinstance(assistant.base_model, PpdModel):
             return None
-        # One drafter in all calls of a model: what was learned of it stays, and its `last_stats`
-        # are found again.
+        # One drafter in all calls of a model: its measurements stay, and its `last_stats` are found
+        # again.
         drafters = notes_on(assistant)
         itself = assistant.get_base_model() is target
         prompts = prompt_embedding(assistant.get_base_model()).prompts()
@@ -239,8 +239,8 @@ class PpdDrafter(SavedDrafter):
         Args:
             input_ids: int64 `(B, n)`, n at least 2: prompts hang below the last token that has been
                 read, which is the one before the newest.
-            features: none are read.
-            num_draft_tokens: at most m, and m by default.
+            features: not read.
+            num_draft_tokens: K, at most m; default: m.
 
         Returns:
             `(B, K, V)` float32; row `d` guesses the token at distance `d + 1`.

@@ -20,11 +20,11 @@ class PromptedDrafter(Drafter):
     change its options.
 
     Args:
-        model: with an active PPD adapter of one embedding per prompt token.
-        speculation_config: default: m + 1 tokens; more are never guessed.
+        model: a model with an active PPD adapter of one embedding per prompt token.
+        speculation_config: the options of its use; default: m + 1 tokens; more are never guessed.
 
     Attributes:
-        last_stats: of the last `generate` call it assisted, or None.
+        last_stats: the statistics of the last `generate` call that it assisted, or None.
 
     Raises:
         ValueError: no active PPD adapter, or several embeddings per prompt token.
@@ -53,7 +53,7 @@ class PromptedDrafter(Drafter):
 
     @property
     def device(self) -> None:
-        """Asked by transformers' own assisted loop, which knows models alone.
+        """Asked by transformers' own assisted loop, which knows only models.
 
         Raises:
             ValueError: always.
@@ -65,7 +65,7 @@ class PromptedDrafter(Drafter):
 
     @property
     def most_drafts(self) -> int:  # type: ignore[override]
-        """All that its prompts guess, and one."""
+        """The tokens that its prompts guess, and one."""
         return len(self.prompts) + 1
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
@@ -91,8 +91,8 @@ class PromptedDrafter(Drafter):
 
         Args:
             input_ids: int64 `(B, n)`, without padding.
-            features: none are read.
-            num_draft_tokens: at most m + 1, and m + 1 by default.
+            features: not read.
+            num_draft_tokens: K, at most m + 1; default: m + 1.
 
         Returns:
             `(B, K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`.

@@ -1,4 +1,4 @@
-"""Prompt tokens inserted at many positions of a text: their rows, and what one forward says there
+"""Prompt tokens inserted at many positions of a text: their rows, and their guesses in one forward
 (PPD, section 4.4).
 """
 
@@ -26,14 +26,14 @@ def insertion_points(
     Each has m + 1 tokens after it.
 
     Args:
-        length: of the text, n.
+        length: the text's length, n.
         num_prompt_tokens: m.
-        count: at most.
-        generator: of the choice.
+        count: the most points.
+        generator: the source of random choices.
 
     Returns:
         int64 `(P,)`, sorted; prompt `i` (from 0) after point `t` stands at position `t + i + 1` and
-        guesses what the text's row there does.
+        guesses the same token as the text's row there.
     """
     possible = max(0, length - num_prompt_tokens - 1)
     return torch.randperm(possible, generator=generator)[:count].sort().values
@@ -80,8 +80,8 @@ class PromptCollator(ChoosingCollator):
 
     Args:
         num_prompt_tokens: m.
-        points: at most, in each text.
-        seed: of the choice.
+        points: the most points in each text.
+        seed: the seed of their choice.
     """
 
     def __init__(self, num_prompt_tokens: int, points: int, seed: int = 0):
@@ -122,7 +122,7 @@ def forward_with_prompts(
     Args:
         forward: the model to call, as it may be wrapped for training.
         base: the model itself, with an active adapter.
-        config: of the adapter.
+        config: the adapter's config.
         ids: int64 `(B, n)`.
         points: int64 `(B, P)`, -1 for none.
 

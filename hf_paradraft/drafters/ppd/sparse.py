@@ -3,7 +3,7 @@ guesses (PPD, section 4.3).
 
 A round is in state `k` if `k` prompts hung below the node where the last one ended: then it has
 guesses for `k` distances. Each state has a tree of its own; where its round ends decides the next
-state, so the states are a Markov chain, and what counts is what the trees bring on average over its
+state, so the states are a Markov chain. The best trees have the best average gain over its
 stationary distribution.
 """
 
@@ -26,7 +26,7 @@ class SparseTree:
     """The rows of a round that begins in one state.
 
     Attributes:
-        paths: the candidates, by rank.
+        paths: the candidates; a node's token is its rank.
         prompts: how many prompts hang below the root, then below each node.
     """
 
@@ -73,10 +73,10 @@ def attach_prompts(chances: Sequence[float], values: Sequence[float], budget: in
     These are `budget` of all that there may be, m below each node.
 
     Args:
-        chances: that the round ends at each node, from `ends`.
-        values: of a next round that begins with 0 … m prompts; the `i`-th one of a node brings its
-            chance times `values[i] - values[i - 1]`, and less than the one before it.
-        budget: prompts in all, at most.
+        chances: the chances that the round ends at each node, from `ends`.
+        values: the gains of a next round that begins with 0 … m prompts; the `i`-th prompt of a
+            node brings its chance times `values[i] - values[i - 1]`, and less than the one before.
+        budget: the most prompts in all.
     """
     worth = numpy.outer(chances, numpy.diff(values))
     best = (-worth).argsort(axis=None, kind="stable")[:budget]
@@ -142,10 +142,10 @@ class Size:
     """Rounds of one size on this hardware.
 
     Attributes:
-        rows: of a round next to the root.
-        trees: by state.
+        rows: a round's rows next to the root.
+        trees: the trees by state.
         tau: new tokens per round that the accuracies promise, the target's own included.
-        seconds: of the target's forward.
+        seconds: the seconds of the target's forward.
     """
 
     rows: int
@@ -166,7 +166,7 @@ def sizes(
 
     Args:
         accuracy, num_ensembles: as for `build_trees`.
-        latency: seconds of the target's forward by its rows.
+        latency: gives the seconds of the target's forward with that many rows.
         batch_size: a forward has this many times a round's rows.
     """
     choices = []

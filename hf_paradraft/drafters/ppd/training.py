@@ -1,4 +1,4 @@
-"""Train prompt tokens: the frozen model teaches them what it would say at their place (PPD, section
+"""Train prompt tokens: the frozen model teaches them its own guesses at their place (PPD, section
 4.4).
 """
 
@@ -33,9 +33,9 @@ class PpdTrainer(ResumableTrainer):
     Teacher and student share one forward.
 
     Args:
-        model: with an active PPD adapter; all else is frozen.
+        model: a model with an active PPD adapter; all else is frozen.
         args: any `TrainingArguments`.
-        points: where prompts are inserted in each text, at most.
+        points: the most points of each text where prompts are inserted.
         decay: α, the weight of distance `i` (from 0) is `αⁱ`.
         kwargs: as for `Trainer`, with datasets from `encode_rows`.
     """

@@ -23,8 +23,8 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
     All other ids give exactly the same embeddings as before.
 
     Args:
-        base_layer: the model's input embedding. What it does to its own rows (Gemma scales them) is
-            not done to prompts.
+        base_layer: the model's input embedding. Prompts are not scaled, as its own rows may be
+            (Gemma's are).
     """
 
     adapter_layer_names = ("ppd_prompts",)
@@ -38,7 +38,7 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
 
     @property
     def weight(self) -> Tensor:
-        """The base embedding's."""
+        """The base embedding's weight."""
         return self.base_layer.weight
 
     @property

@@ -1,5 +1,5 @@
 """UNO: the target drafts by itself, over noise in the place of the tokens to come, with an adapter
-that is on in noise alone.
+that is on only in noise.
 """
 
 from .model import UnoDrafter

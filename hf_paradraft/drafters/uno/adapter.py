@@ -1,4 +1,4 @@
-"""An adapter that is on in noise alone: the first row of every text passes the model's own layers,
+"""An adapter that is on only in noise: the first row of every text passes the model's own layers,
 the others LoRA's too.
 """
 
@@ -52,9 +52,9 @@ def with_adapter(
     The copy shares the target's weights, and the target stays as it is.
 
     Args:
-        target: to which the adapter belongs.
-        config: of the adapter.
-        tensors: as PEFT saves it.
+        target: the model that the adapter belongs to.
+        config: the adapter's config.
+        tensors: the adapter's tensors, as PEFT saves them.
 
     Raises:
         ValueError: the adapter has no place in the target.

@@ -69,17 +69,18 @@ class UnoDrafting(ContextDrafting):
 
 
 class UnoDrafter(KeyValueDrafter):
-    """A target that guesses by itself, with an adapter that is on in noise alone.
+    """A target that guesses by itself, with an adapter that is on only in noise.
 
     Its text stays its own.
 
     Args:
-        config: of the LoRA adapter.
-        tensors: of it, as PEFT saves them.
-        speculation_config: default: `DRAFTS` tokens.
+        config: the LoRA adapter's config.
+        tensors: the adapter's tensors, as PEFT saves them.
+        speculation_config: the options of its use; default: `DRAFTS` tokens.
 
     Attributes:
-        network: the weights of the target that this is a view of, with the adapter.
+        network: a target's weights with the adapter; None without a target.
+        last_position: the last position of a target that has a table of them, else None.
     """
 
     kind = "uno"
@@ -116,9 +117,9 @@ class UnoDrafter(KeyValueDrafter):
         """Load the adapter in a folder of any publisher; the target is not loaded.
 
         Args:
-            folder: as PEFT writes it.
-            dtype: of the adapter; default, and `"auto"`: as it was saved.
-            kwargs: without a meaning for an adapter, which goes where the target is.
+            folder: an adapter's folder, as PEFT writes it.
+            dtype: the adapter's dtype; default, and `"auto"`: as it was saved.
+            kwargs: arguments without a meaning for an adapter, which goes where the target is.
 
         Raises:
             OSError: nothing loadable there.
@@ -185,7 +186,7 @@ class UnoDrafter(KeyValueDrafter):
         return self
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List what it reads of the target: all layers' keys and values."""
+        """List its features of the target: all layers' keys and values."""
         return tuple(KeyValues(layer) for layer in range(len(layers_of(target))))
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -207,8 +208,7 @@ class UnoDrafter(KeyValueDrafter):
             )
         super().attach(target)
         network = pair(self, target).network
-        # Who moves a target puts other tensors in the place of its buffers, and who resizes it in
-        # that of its embedding.
+        # Moving a target replaces its buffers, and resizing it its embedding.
         if network is None or not _tensors(target) <= _tensors(network):
             network = with_adapter(target, self.config, self.tensors)
             last = last_position(network)
@@ -221,7 +221,7 @@ class UnoDrafter(KeyValueDrafter):
 
 
 def _tensors(model: PreTrainedModel) -> set[int]:
-    """Collect what tells its parameters and buffers from others."""
+    """Collect the identities of a model's parameters and buffers."""
     return {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
 
 
