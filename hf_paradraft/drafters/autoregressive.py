@@ -12,7 +12,6 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ..decoding.tree_attention import attention_windows, or_sdpa
 from ..files import refuse_missing, tensor_names, write_json
 from ..protocol import Drafting, SpeculationConfig
 from .drafter import SavedDrafter
@@ -48,11 +47,6 @@ class AutoregressiveDrafter(SavedDrafter):
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
         check_drafts(model)
-        if attention_windows(model) is None:
-            raise ValueError(
-                f"{type(model).__name__} as it is loaded here takes no explicit masks, which its "
-                f"guesses are read with: pass it as assistant_model itself{or_sdpa(model)}."
-            )
         self.model = model
         self.speculation_config = speculation_config or SpeculationConfig(20)
         self.config, self.name_or_path = model.config, model.name_or_path

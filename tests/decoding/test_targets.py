@@ -160,13 +160,11 @@ def test_offloaded_targets_are_lossless(tree_size):
     same_with_and_without(target, near_copy(tiny_model()), tree_size, input_ids=IDS)
 
 
-def test_an_offloaded_targets_latency_and_probe(tmp_path, monkeypatch):
+def test_an_offloaded_targets_latency(tmp_path, monkeypatch):
     """Its own device is "meta"; ids belong where it computes."""
     from accelerate import disk_offload
-    from transformers import AutoModelForCausalLM, Qwen3NextConfig
 
     from hf_paradraft.decoding.latency import row_latency
-    from hf_paradraft.drafters.reading.cache import check_continues
     from hf_paradraft.hardware import input_device
 
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path / "latency")
@@ -174,13 +172,3 @@ def test_an_offloaded_targets_latency_and_probe(tmp_path, monkeypatch):
     assert target.device.type == "meta"
     assert input_device(target).type == "cpu"
     assert row_latency(target).seconds
-    config = Qwen3NextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2,
-        head_dim=8, layer_types=["linear_attention", "full_attention"], linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8, linear_value_head_dim=8, num_experts=2, num_experts_per_tok=1,
-        moe_intermediate_size=16,
-        shared_expert_intermediate_size=16,
-    )  # fmt: skip
-    check_continues(disk_offload(AutoModelForCausalLM.from_config(config).eval(), tmp_path / "two"))

@@ -12,13 +12,8 @@ from tiny import ARCHITECTURES, EOS, MASK, VOCAB, near_copy, tiny_model
 from transformers import AutoModelForCausalLM, T5Config, T5ForConditionalGeneration
 
 import hf_paradraft
-from hf_paradraft.decoding.cache import empty_cache
-from hf_paradraft.drafters.reading.causal import read_with_masks
+from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.rows import parallel_draft_rows
-
-
-def draft_logits(drafter, ids, cache, count):
-    return read_with_masks(drafter, ids, cache, [MASK] * (count - 1), MASK)
 
 
 @pytest.fixture
@@ -109,7 +104,7 @@ def test_one_forward_drafts_what_training_rows_say(architecture):
             )[None, None],
             use_cache=False,
         ).logits[0]
-        drafted = draft_logits(drafter, ids[None, :6], empty_cache(drafter), depths)
+        drafted = drafter.draft_logits(ids[None, :6], num_draft_tokens=depths)[0]
     for depth in range(depths):
         row = depth * 10 + 5 + depth
         if row < len(trained) and 5 + depth < 10:
@@ -118,13 +113,13 @@ def test_one_forward_drafts_what_training_rows_say(architecture):
             )
 
 
-def test_the_cache_never_keeps_masks(drafter):
-    ids, cache = torch.arange(12)[None], empty_cache(drafter)
+def test_the_cache_never_keeps_masks(target, drafter):
+    ids, drafting = torch.arange(12)[None], drafter.start_drafting(target, 40)
+    drafting.propose([Prefix(ids[:, :5], 6, 0)])
+    assert drafting.cache.lengths == [5]
+    later = drafting.propose([Prefix(ids, 3, 5)])[0].logits
     with torch.no_grad():
-        draft_logits(drafter, ids[:, :5], cache, 6)
-        assert cache.get_seq_length() == 5
-        later = draft_logits(drafter, ids, cache, 3)
-        fresh = draft_logits(drafter, ids, empty_cache(drafter), 3)
+        fresh = drafter.draft_logits(ids, num_draft_tokens=3)[0]
     torch.testing.assert_close(later, fresh, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 

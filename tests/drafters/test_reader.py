@@ -11,7 +11,7 @@ import torch
 from lossless import assert_lossless
 from peft import get_peft_model
 from tiny import CACHE, generate, make_tokenizer, near_copy, tiny_model, with_prompts
-from transformers import AutoModelForCausalLM, BambaConfig, Llama4TextConfig, pipeline
+from transformers import AutoModelForCausalLM, BambaConfig, pipeline
 
 import hf_paradraft
 
@@ -146,15 +146,8 @@ def test_right_padded_prompts_are_decoded_plainly_by_a_model_with_prompt_tokens(
 def test_a_drafter_with_sliding_layers_overlaps(prompt):
     """What its windows have dropped is read again."""
     target = tiny_model()
-    torch.manual_seed(0)
-    config = Llama4TextConfig(
-        vocab_size=32, hidden_size=32, intermediate_size=48, intermediate_size_mlp=48,
-        num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, attention_chunk_size=8, num_local_experts=2,
-        eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
     drafter = hf_paradraft.PardDrafter.from_causal_lm(
-        AutoModelForCausalLM.from_config(config).eval(), mask_token_id=31
+        tiny_model("mistral-sliding", seed=1), mask_token_id=31
     )
     drafter.speculation_config = hf_paradraft.SpeculationConfig(
         4, None, never_slower=False, overlap=True

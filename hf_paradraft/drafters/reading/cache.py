@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
-from transformers import Cache, DynamicCache, PreTrainedModel, StaticLayer
+from transformers import Cache, PreTrainedModel, StaticLayer
 from transformers.utils import logging
 
 from ...decoding.cache import (
@@ -21,9 +21,6 @@ from ...decoding.cache import (
     use_plain_layers,
 )
 from ...decoding.compiled import compiled_on
-from ...hardware import input_device
-from ...names import with_cache
-from ...notes import notes_on
 from ...protocol import GuessedLogits, Prefix
 from ...protocol.drafter import FeatureKey
 
@@ -98,53 +95,6 @@ def guesses_of(
         no_guess(prefix) if row is None else GuessedLogits(row[: prefix.room], **options)
         for row, prefix in zip(logits, prefixes, strict=True)
     ]
-
-
-@torch.no_grad()
-def check_continues(model: PreTrainedModel) -> None:
-    """Check that `model` reads several tokens after a state as it reads them one by one.
-
-    Not all models can. Each is tried once.
-
-    Args:
-        model: a drafter.
-
-    Raises:
-        ValueError: it does not.
-    """
-    notes = notes_on(model)
-    if "continues" not in notes:
-        training = model.training
-        model.eval()
-        try:
-            together, alone = (_read_in_parts(model, sizes) for sizes in ((4, 4), (4, 1, 1, 1, 1)))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # whatever a model raises that was not written for it
-            notes["continues"] = False
-        else:
-            # a forgotten state makes logits that have little in common
-            tolerance = 1e-3 if model.dtype == torch.float32 else 0.3
-            notes["continues"] = bool((together - alone).abs().max() < tolerance * together.std())
-        finally:
-            model.train(training)
-    if not notes["continues"]:
-        raise ValueError(
-            f"{type(model).__name__} does not read several tokens after its recurrent state as it "
-            "does one by one, so it can not draft: use another one."
-        )
-
-
-def _read_in_parts(model: PreTrainedModel, sizes: tuple[int, ...]) -> Tensor:
-    """Compute logits `(1, n, V)` float32 of some tokens, read in parts of these sizes."""
-    cache = DynamicCache(config=model.config.get_text_config())
-    parts = []
-    for part in torch.arange(sum(sizes), device=input_device(model))[None].split(sizes, dim=1):
-        ids = (part + 1) % model.config.get_text_config().vocab_size
-        parts.append(
-            model(ids, use_cache=True, position_ids=part, **with_cache(model, cache)).logits.float()
-        )
-    return torch.cat(parts, dim=1)
 
 
 def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:

@@ -1,6 +1,4 @@
-"""A causal LM that drafts: its texts, with masks after them, as a `Reader` runs it; and without
-one, where it takes no masks.
-"""
+"""A causal LM that drafts: its texts, with masks after them, as a `Reader` runs it."""
 
 from __future__ import annotations
 
@@ -11,17 +9,13 @@ from typing import Any
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import LongTensor, Tensor
-from transformers import Cache, DynamicLayer, PreTrainedConfig, PreTrainedModel
+from transformers import Cache, PreTrainedConfig, PreTrainedModel
 
-from ...admission import check_forgets
-from ...decoding.cache import empty_cache
-from ...decoding.recurrent import MOST_UNREAD, States, crop, is_recurrent
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import INDEX, WHOLE, refuse_missing, tensor_files
-from ...names import stores_nothing, with_cache
+from ...names import with_cache
 from ...outer_names import innermost
-from ...protocol import Drafting, GuessedLogits, Prefix, SpeculationConfig
-from .cache import check_continues, newer_halves, no_guess
+from ...protocol import SpeculationConfig
 from .reader import Reader
 from .row_model import RowModel
 
@@ -48,22 +42,18 @@ def check_merged(model: PreTrainedModel) -> None:
 
 
 def check_drafts(model: PreTrainedModel) -> None:
-    """Refuse a model that cannot draft, whatever it was taught.
+    """Refuse a model that takes no explicit masks.
 
     Raises:
-        ValueError: it cannot forget masks that it has read.
+        ValueError: it takes none; the message says what to do.
     """
-    if attention_windows(model) is not None:
-        return
-    check_forgets(model)
-    cache = empty_cache(model)
-    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
+    if attention_windows(model) is None:
         raise ValueError(
-            f"{type(model).__name__} has no attention layers, so nothing counts what it has read: "
-            "it cannot draft."
+            f"{type(model).__name__} as it is loaded here takes no explicit masks, which its "
+            "guesses are read with: draft with a model whose layers are all of ordinary "
+            "attention, or pass an ordinary small one as assistant_model "
+            f"itself{or_sdpa(model)}."
         )
-    if is_recurrent(cache):
-        check_continues(model)
 
 
 @torch.no_grad()
@@ -143,119 +133,9 @@ class CausalRows(RowModel):
             and other.mask_ids == self.mask_ids
         )
 
-    def drafting(self, config: SpeculationConfig, max_length: int) -> Drafting:
-        """Begin one call's drafting; arguments as for `Reader`.
-
-        A model without explicit masks reads one text at a time.
-        """
-        if attention_windows(self.stack) is None:
-            return OneTextReader(self)
+    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
+        """Begin one call's drafting; arguments as for `Reader`."""
         return Reader(self, config, max_length)
-
-
-def read_with_masks(
-    model: PreTrainedModel, ids: LongTensor, cache: Cache, masks: Sequence[int], unknown: int
-) -> Tensor:
-    """Compute logits after a prefix and each mask, by reading on from a cache.
-
-    The cache then holds `ids`, or fewer of them where layers are recurrent.
-
-    Args:
-        model: run once, or twice where many tokens wait to be read after a recurrent state.
-        ids: int64 `(1, n)` on the model's device, the whole prefix.
-        cache: holds fewer than `n` leading tokens of it, and no masks.
-        masks: ids of the K - 1 places to be guessed.
-        unknown: stands for ids that the model has no embedding of.
-
-    Returns:
-        `(K, V')` in the model's dtype; row `d` guesses the token at distance `d + 1`. `(1, V')`
-        after a recurrent drafter's very first token.
-    """
-    vocab_size = model.get_input_embeddings().num_embeddings
-    length, recurrent = cache.get_seq_length(), is_recurrent(cache)
-    new = ids[:, length:]
-    new = new.where((new >= 0) & (new < vocab_size), unknown)
-
-    def read(fed: LongTensor, logits_to_keep: int) -> Tensor:
-        positions = torch.arange(length, length + fed.shape[1], device=fed.device)[None]
-        inputs = {
-            "input_ids": fed,
-            "position_ids": positions,
-            "use_cache": True,
-            **with_cache(model, cache),
-        }
-        return model(**inputs, logits_to_keep=logits_to_keep).logits[0]
-
-    if recurrent and new.shape[1] > (MOST_UNREAD if length else 1):
-        read(new[:, :-1], 1)
-        crop(cache, 0)
-        length, new = ids.shape[1] - 1, new[:, -1:]
-    if recurrent and length == 0:
-        masks = []  # there is no state yet that could be put back
-    fed = torch.cat([new, ids.new_tensor([list(masks)])], dim=1)
-    states = States(cache)
-    states.copy()
-    logits = read(fed, len(masks) + 1)
-    if recurrent and masks:
-        states.restore([0])
-    crop(cache, fed.shape[1] if recurrent and masks else len(masks))
-    return logits
-
-
-class OneTextReader(Drafting):
-    """One call's drafting by a causal LM that takes no explicit masks.
-
-    Such a model has flash attention or a recurrent state.
-
-    Args:
-        model: the causal LM, and its masks.
-    """
-
-    def __init__(self, model: CausalRows):
-        self.model, self.cache, self.start, self.length = model, empty_cache(model.stack), 0, 0
-
-    def check_texts(self, count: int) -> None:
-        """Refuse more than one text."""
-        if count > 1:
-            network = self.model.stack
-            raise ValueError(
-                f"{type(network).__name__} as it is loaded here takes no explicit masks, so it "
-                "drafts for one prompt at a time: call generate once per "
-                f"prompt{or_sdpa(network)}."
-            )
-
-    @torch.no_grad()
-    def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
-        """Read what is new of the text, and guess the tokens after it."""
-        model, network, prefix = self.model, self.model.stack, prefixes[0]
-        ids = prefix.ids[0].to(network.device)
-        self._forget(min(prefix.kept, len(ids) - 1))
-        count, (start,) = newer_halves([ids], [self.start], prefix.room, prefixes, model.context)
-        if count < 1:
-            return [no_guess(prefix)]
-        if start != self.start:
-            self.cache, self.start = empty_cache(network), start
-        self.length = len(ids)
-        masks = model.mask_ids[: count - 1]
-        logits = read_with_masks(network, ids[None, start:], self.cache, masks, model.unknown)
-        return [GuessedLogits(logits[: prefix.room])]
-
-    def _forget(self, length: int) -> None:
-        """Drop the tokens that were read after the first `length`.
-
-        Where the cache cannot be cropped so, all is read anew.
-        """
-        self.length = min(self.length, length)
-        more = self.start + self.cache.get_seq_length() - self.length
-        if self.length < self.start:
-            self.cache, self.start = empty_cache(self.model.stack), 0
-        elif more > 0:
-            if all(
-                type(layer) is DynamicLayer or stores_nothing(layer) for layer in self.cache.layers
-            ):
-                self.cache.crop(-more)
-            else:  # a state cannot go back so far, and a window has dropped what it would need
-                self.cache = empty_cache(self.model.stack)
 
 
 def load_whole(
