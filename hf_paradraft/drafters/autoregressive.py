@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..files import refuse_missing, tensor_names, write_json
 from ..protocol import Drafting, SpeculationConfig
 from .drafter import SavedDrafter
+from .formats.files import load_model, save_model
 from .formats.folder import DrafterFolder
-from .formats.values import provenance_of, read_config
+from .formats.values import provenance_of
 from .pard.config import mend_sampling
 from .reading.causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
 from .reading.reader import Reader
@@ -92,17 +92,9 @@ class AutoregressiveDrafter(SavedDrafter):
             OSError, ValueError: it is damaged, incomplete, or cannot draft so.
         """
         options = folder.provenance.get("speculation_config") if cls.recognises(folder) else None
-        tensor_names(folder.path)
-        loaded, info = AutoModelForCausalLM.from_pretrained(
-            folder.path,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **kwargs,
-        )
-        refuse_missing(info, type(loaded).__name__, folder.path)
         return cls(
-            loaded.eval(), None if options is None else SpeculationConfig.from_saved(options)
+            load_model(folder.path, **kwargs),
+            None if options is None else SpeculationConfig.from_saved(options),
         )
 
     @classmethod
@@ -122,13 +114,8 @@ class AutoregressiveDrafter(SavedDrafter):
         """
         check_merged(self.model)
         mend_sampling(self.model.generation_config)
-        self.model.save_pretrained(folder, **kwargs)
-        config = read_config(folder)
-        config["paradraft"] = {
-            "kind": self.kind,
-            "speculation_config": asdict(self.speculation_config),
-        }
-        write_json(folder / "config.json", config)
+        use = {"kind": self.kind, "speculation_config": asdict(self.speculation_config)}
+        save_model(self.model, folder, use, **kwargs)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own. No round is compiled."""

@@ -32,7 +32,7 @@ from ..files import (
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
 from .card import card_fields
-from .formats.files import check_files, save_tensors
+from .formats.files import check_tokenizer, save_tensors
 from .formats.folder import ADAPTER, DrafterFolder, find_folder
 
 
@@ -295,8 +295,14 @@ class SavedDrafter(Drafter, ABC):
             OSError: something is missing or damaged.
             ValueError: it is something else.
         """
-        check_files(folder.path, cls.has_tokenizer)
+        if not any(folder.path.glob("*.safetensors")):
+            raise OSError(
+                f"{folder} has no .safetensors file: load the drafter and save_pretrained it, and "
+                "publish that."
+            )
         tensor_names(folder.path)
+        if cls.has_tokenizer:
+            check_tokenizer(folder.path)
 
 
 def quantise(drafter: nn.Module, config: Any) -> None:

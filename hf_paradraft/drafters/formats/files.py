@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
+from transformers import AutoModelForCausalLM
 
-from ...files import read_json, tensor_files, tensor_names
+from ...files import refuse_missing, tensor_files, tensor_names, write_json
+from .values import read_config
 
 PICKLES = ("pytorch_model.bin", "warp_model.bin")
 
@@ -181,32 +183,50 @@ def offset_tables(vocabulary: LongTensor, vocab_size: int) -> dict[str, Tensor]:
     }
 
 
-def check_files(folder: Path, with_tokenizer: bool) -> None:
-    """Refuse a folder that lacks weights, of safetensors, or its tokenizer.
+def check_tokenizer(folder: Path) -> None:
+    """Refuse a folder without a tokenizer's files.
 
     Raises:
-        OSError: something is missing.
+        OSError: the message names the missing ones.
     """
-    if not with_tokenizer:
-        if not any(folder.glob("*.safetensors")):
-            raise OSError(
-                f"{folder} has no .safetensors file: load the drafter and save_pretrained it, and "
-                "publish that."
-            )
-        return
-    index = folder / "model.safetensors.index.json"
-    files = read_json(index).get("weight_map", "") if index.exists() else {"": "model.safetensors"}
-    if not isinstance(files, Mapping):
-        raise OSError(
-            f"{index} does not say in which file a weight lies (weight_map): save or download it "
-            "again."
-        )
-    wanted = {*files.values(), "tokenizer_config.json"}
-    if not any(
-        any(folder.glob(pattern)) for pattern in ("tokenizer.json", "tokenizer.model", "vocab.*")
-    ):
-        wanted.add("tokenizer.json")
-    if missing := sorted(name for name in wanted if not (folder / name).exists()):
-        raise OSError(
-            f"{folder} has no {', '.join(missing)}: save model and tokenizer there again."
-        )
+    wanted = ["tokenizer_config.json"]
+    others = "tokenizer.json", "tokenizer.model", "vocab.*"
+    if not any(any(folder.glob(pattern)) for pattern in others):
+        wanted.insert(0, "tokenizer.json")
+    if missing := [name for name in wanted if not (folder / name).exists()]:
+        raise OSError(f"{folder} has no {', '.join(missing)}: save the tokenizer there again.")
+
+
+def load_model(folder: Path, **kwargs: Any) -> Any:
+    """Load a folder's model of transformers with all of its weights, from safetensors.
+
+    Args:
+        folder: with its files.
+        kwargs: for `AutoModelForCausalLM.from_pretrained`.
+
+    Raises:
+        OSError: weights are missing or damaged.
+    """
+    tensor_names(folder)
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        **kwargs,
+    )
+    refuse_missing(info, type(model).__name__, folder)
+    return model.eval()
+
+
+def save_model(model: Any, folder: Path, section: dict[str, Any], **kwargs: Any) -> None:
+    """Save a model of transformers, with a section `paradraft` in its config.
+
+    Args:
+        model: its own config stays as it is.
+        folder: takes its files.
+        section: how to use it.
+        kwargs: for `save_pretrained`.
+    """
+    model.save_pretrained(folder, **kwargs)
+    write_json(folder / "config.json", {**read_config(folder), "paradraft": section})

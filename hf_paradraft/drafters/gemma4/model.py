@@ -10,17 +10,16 @@ from typing import Any, Self
 
 import torch
 from torch import LongTensor, Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
 from ...decoding.tree_attention import additive
-from ...files import refuse_missing, tensor_names, write_json
 from ...protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..feature_drafter import PADDING
+from ..formats.files import load_model, save_model
 from ..formats.folder import DrafterFolder
-from ..formats.values import read_config
 from ..pairs import pair
 from ..reading.context import ContextDrafting, KeyValueDrafter
 
@@ -135,26 +134,16 @@ class Gemma4Drafter(KeyValueDrafter):
             raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
         saved = folder.provenance.get("speculation_config")
         wanted = kwargs.pop("speculation_config", None)
-        tensor_names(folder.path)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder.path,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-            **kwargs,
-        )
-        refuse_missing(info, type(model).__name__, folder.path)
+        model = load_model(folder.path, **kwargs)
         _check_centroids(model, folder.path)
         return cls(
-            model.eval(), wanted or (None if saved is None else SpeculationConfig.from_saved(saved))
+            model, wanted or (None if saved is None else SpeculationConfig.from_saved(saved))
         )
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""
-        self.network.save_pretrained(folder, **kwargs)
-        config = read_config(folder)
-        config["paradraft"] = {"speculation_config": asdict(self.speculation_config)}
-        write_json(folder / "config.json", config)
+        use = {"speculation_config": asdict(self.speculation_config)}
+        save_model(self.network, folder, use, **kwargs)
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
