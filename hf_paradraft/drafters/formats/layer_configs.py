@@ -2,7 +2,7 @@
 Gemma 4's.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from transformers import (
@@ -23,7 +23,6 @@ PAIRED = {
     "rope_is_neox_style": False,
     "rope_interleaved": True,
 }
-NOT_GEMMA4 = {"model_type", "dtype", "per_layer_config", "layer_types", "num_kv_shared_layers"}
 
 
 def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
@@ -43,14 +42,11 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     first = (described.get("architectures") or [""])[0]
     if any(name.endswith("layer_scalar") for name in names) or str(first).startswith("Gemma4"):
         return _gemma4_config(described)
-    if first == "Qwen35DSparkModel":
-        return _qwen35_config(described)
+    if first == "Qwen35DSparkModel":  # queries are gated, norms offsets from 1, heads partly turned
+        values = _fields(described, Qwen3_5TextConfig().to_dict().keys())
+        return transformers_config(Qwen3_5TextConfig, values | _full_layers(described))
     kind = Qwen3Config if any(name.endswith("q_norm.weight") for name in names) else LlamaConfig
-    fields = (kind().to_dict().keys() | ROPE) - {"model_type", "dtype"}
-    values = {name: value for name, value in described.items() if name in fields}
-    for name in ("rope_scaling", "rope_parameters"):
-        if isinstance(values.get(name), Mapping):
-            values[name] = _of_texts(values[name])
+    values = _fields(described, kind().to_dict().keys() | ROPE)
     kinds = described.get("layer_types")
     if kinds is not None:  # Llama's own config has none, and goes by them all the same
         values["layer_types"] = kinds[: described["num_hidden_layers"]]
@@ -74,20 +70,30 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     return transformers_config(kind, values)
 
 
-def _of_texts(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Read rotary parameters as they are for texts.
+def _fields(described: Mapping[str, Any], fields: Collection[str]) -> dict[str, Any]:
+    """Take the fields of a class of layers from a description.
 
-    Positions in several dimensions (mrope) are all alike there.
+    Rotary parameters are those for texts: positions in several dimensions (mrope) are all alike
+    there.
     """
-    plain = {
+    values = {
         name: value
-        for name, value in rope.items()
-        if name not in ("mrope_section", "mrope_interleaved")
+        for name, value in described.items()
+        if name in fields and name not in ("model_type", "dtype")
     }
-    return {
-        name: "default" if value == "mrope" and name in ("type", "rope_type") else value
-        for name, value in plain.items()
-    }
+    for name in ("rope_scaling", "rope_parameters"):
+        if isinstance(rope := values.get(name), Mapping):
+            values[name] = {
+                key: "default" if value == "mrope" and key in ("type", "rope_type") else value
+                for key, value in rope.items()
+                if key not in ("mrope_section", "mrope_interleaved")
+            }
+    return values
+
+
+def _full_layers(described: Mapping[str, Any]) -> dict[str, Any]:
+    """Say that all layers have full attention."""
+    return {"layer_types": ["full_attention"] * described["num_hidden_layers"]}
 
 
 def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
@@ -106,8 +112,7 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
             raise ValueError(
                 f"This drafter has layers of Gemma 4 with {what} ({name}), which are not served."
             )
-    fields = Gemma4TextConfig().to_dict().keys() - NOT_GEMMA4
-    values = {name: value for name, value in described.items() if name in fields}
+    values = _fields(described, Gemma4TextConfig().to_dict().keys() - {"per_layer_config"})
     # of newer files: the target's layers that differ, of which full ones are wider
     listed = described.get("per_layer_config")
     layers = (
@@ -122,26 +127,11 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
         or values.get("head_dim"),
         "num_global_key_value_heads": described.get("num_global_key_value_heads")
         or wide.get("num_key_value_heads"),
-        "layer_types": ["full_attention"] * described["num_hidden_layers"],
+        **_full_layers(described),
         "num_kv_shared_layers": 0,
         "hidden_size_per_layer_input": 0,
     }
     return transformers_config(Gemma4TextConfig, values)
-
-
-def _qwen35_config(described: Mapping[str, Any]) -> PreTrainedConfig:
-    """Make the config of Qwen3.5's layers, all of full attention.
-
-    Their queries are gated, their norms offsets from 1, and their heads partly turned.
-    """
-    fields = Qwen3_5TextConfig().to_dict().keys() - {"model_type", "dtype", "layer_types"}
-    values = {name: value for name, value in described.items() if name in fields}
-    if isinstance(values.get("rope_parameters"), Mapping):
-        values["rope_parameters"] = _of_texts(values["rope_parameters"])
-    return transformers_config(
-        Qwen3_5TextConfig,
-        {**values, "layer_types": ["full_attention"] * described["num_hidden_layers"]},
-    )
 
 
 def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
