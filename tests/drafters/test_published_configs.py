@@ -190,6 +190,7 @@ ACME = Layout(
         "fill_in": True,
     },
     part="acme",
+    layer_names={"width": "hidden_size"},
 )
 
 
@@ -203,6 +204,7 @@ def test_a_layout_is_one_object(monkeypatch, load):
         "taps": [2, 4, 6],
         "mask_token_id": nested["mask_token_id"],
     }
+    made["width"] = made.pop("hidden_size")
     drafter, same = load(({**made, "acme": acme}, tensors)), load("z-lab")
     ids, features = torch.arange(9)[None], {key: torch.randn(1, 8, D) for key in same.features}
     assert (drafter.features, drafter.config.layout) == (same.features, "Acme")

@@ -150,12 +150,7 @@ def paired(described: Mapping[str, Any], layers: PreTrainedConfig) -> bool:
     return found
 
 
-def with_draft_layers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy a config with the drafter's own number of layers.
-
-    `num_hidden_layers` of the config may be the target's.
-    """
-    return {
-        **config,
-        "num_hidden_layers": config.get("draft_num_hidden_layers", config.get("num_hidden_layers")),
-    }
+def with_draft_layers(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Describe layers by a config whose `num_hidden_layers` may be the target's."""
+    own = config.get("draft_num_hidden_layers")
+    return config if own is None else {**config, "num_hidden_layers": own}

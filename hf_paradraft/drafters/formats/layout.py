@@ -97,6 +97,7 @@ class Layout:
         part: the part of the config that is looked into before its top, as "dflash_config"; "" for
             none.
         described: finds the part of the config that describes layers.
+        layer_names: the publisher's names of what describes layers, and those of transformers.
     """
 
     name: str
@@ -104,6 +105,7 @@ class Layout:
     fields: Mapping[str, Any]
     part: str = ""
     described: Callable[[Mapping[str, Any]], Mapping[str, Any]] = with_draft_layers
+    layer_names: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         """Read the fields of a drafter's config from what its files say.
@@ -168,8 +170,10 @@ class Said:
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
-        """The part of the config that describes layers."""
-        return self.layout.described(self.config)
+        """The part of the config that describes layers, by transformers' names."""
+        names = self.layout.layer_names
+        described = self.layout.described(self.config)
+        return {names.get(name, name): value for name, value in described.items()}
 
     @cached_property
     def layers(self) -> PreTrainedConfig:
@@ -256,6 +260,7 @@ def check_keys(said: Said) -> None:
     config = without(said.config, gated)
     described = config.get("transformer_layer_config")
     of_layers = ROPE | WINDOWS | FULL_LAYERS | type(said.layers)().to_dict().keys()
+    of_layers |= said.layout.layer_names.keys()
     parts = {*PARTS, said.layout.part} - {""}
     everywhere = NO_DIFFERENCE | PAIRED.keys() | parts
     top = everywhere | said.asked.get("", set())
