@@ -4,21 +4,16 @@ names, not by config.
 
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-)
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
 from safetensors import safe_open
 from torch import Tensor
 
-from ...files import INDEX, WHOLE, read_json, tensor_files
+from ...files import INDEX, WHOLE, names_of, read_json, tensor_files
 
 PARTS = {
     "enorm": ("enorm", "pre_fc_norm_embedding", "token_layernorm", "mtp_emb_norm"),
@@ -150,56 +145,50 @@ def parameter_counts(folder: Path) -> dict[str, int]:
     return counts
 
 
-class Checkpoint:
-    """A model's safetensors, of which only the files with wanted tensors are fetched.
+def brought_layers(
+    name: str, num_layers: int, revision: str | None = None, token: str | bool | None = None
+) -> tuple[MtpTensors, dict[str, Tensor]] | None:
+    """Load the MTP layers that a model's safetensors bring; None: they bring none.
+
+    Only the files that hold them are fetched.
 
     Args:
         name: a folder, or a Hub id.
-        revision: of the latter.
-        token: of the latter.
+        num_layers: L of the model.
+        revision, token: for the Hub.
 
     Raises:
-        OSError: it has no safetensors.
+        OSError: there are no safetensors, or a file is missing.
+        ValueError: they bring layers in a layout that is not served.
     """
+    if (index := _file(name, INDEX, revision, token)) is not None:
+        files = read_json(index).get("weight_map") or {}
+    elif (whole := _file(name, WHOLE, revision, token)) is not None:
+        files = dict.fromkeys(names_of(whole), WHOLE)
+    else:
+        raise OSError(f"{name} has no safetensors, in which MTP layers would be looked for.")
+    if (brought := mtp_tensors(files, num_layers)) is None:
+        return None
+    wanted = [theirs for layer in brought.layers for theirs in layer.values()]
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({files[tensor] for tensor in wanted}):
+        if (path := _file(name, file, revision, token)) is None:
+            raise OSError(f"{name} has no {file}, in which its MTP layers are: download it again.")
+        with safe_open(path, framework="pt") as opened:
+            tensors |= {
+                tensor: opened.get_tensor(tensor) for tensor in wanted if files[tensor] == file
+            }
+    return brought, tensors
 
-    def __init__(self, name: str, revision: str | None = None, token: str | bool | None = None):
-        self.name, self.revision, self.token = name, revision, token
-        if (index := self._file(INDEX)) is not None:
-            self.files: dict[str, str] = read_json(index).get("weight_map") or {}
-        elif (whole := self._file(WHOLE)) is not None:
-            with safe_open(whole, framework="pt") as opened:
-                self.files = dict.fromkeys(opened.keys(), WHOLE)
-        else:
-            raise OSError(f"{name} has no safetensors, in which MTP layers would be looked for.")
 
-    def _file(self, file: str) -> Path | None:
-        if (path := Path(self.name) / file).exists():
-            return path
-        if Path(self.name).is_dir():
-            return None
-        try:
-            return Path(hf_hub_download(self.name, file, revision=self.revision, token=self.token))
-        except (EntryNotFoundError, LocalEntryNotFoundError):
-            return None
-        except (HfHubHTTPError, HFValidationError) as error:
-            raise OSError(
-                f"{self.name} is neither a folder here nor a model on the Hub: {error}"
-            ) from error
-
-    def tensors(self, names: Collection[str]) -> dict[str, Tensor]:
-        """Load the tensors of these names, from the files that hold them.
-
-        Raises:
-            OSError: a file that should hold them is missing.
-        """
-        tensors: dict[str, Tensor] = {}
-        for file in sorted({self.files[name] for name in names}):
-            if (path := self._file(file)) is None:
-                raise OSError(
-                    f"{self.name} has no {file}, in which its MTP layers are: download it again."
-                )
-            with safe_open(path, framework="pt") as opened:
-                tensors |= {
-                    name: opened.get_tensor(name) for name in names if self.files[name] == file
-                }
-        return tensors
+def _file(name: str, file: str, revision: str | None, token: str | bool | None) -> Path | None:
+    """Find a file of a folder, or fetch it from the Hub; None: it is not there."""
+    if Path(name).is_dir():
+        path = Path(name) / file
+        return path if path.exists() else None
+    try:
+        return Path(hf_hub_download(name, file, revision=revision, token=token))
+    except EntryNotFoundError:
+        return None
+    except (HfHubHTTPError, HFValidationError) as error:
+        raise OSError(f"{name} is neither a folder here nor a model on the Hub: {error}") from error

@@ -26,7 +26,7 @@ from ..formats.files import check_size, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.identify import MTP
 from ..formats.layout import without
-from ..formats.native import Checkpoint, MtpTensors, mtp_tensors, unscaled
+from ..formats.native import MtpTensors, brought_layers, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
 from ..reading.reader import Reader
@@ -178,8 +178,7 @@ class MtpDrafter(FeatureDrafter):
                     f"This {type(target).__name__} was not loaded from files, which would bring "
                     "MTP layers."
                 )
-            checkpoint = Checkpoint(target.name_or_path, commit_of(target))
-            drafter = cls._brought(checkpoint, config)
+            drafter = cls._brought(config, target.name_or_path, commit_of(target))
         if drafter is None and new is False:
             raise ValueError(NOTHING.format(target.name_or_path))
         if drafter is None:
@@ -199,17 +198,16 @@ class MtpDrafter(FeatureDrafter):
         return drafter
 
     @classmethod
-    def _brought(cls, checkpoint: Checkpoint, config: PreTrainedConfig) -> MtpDrafter | None:
-        """Load the MTP layers that a target's checkpoint brings; None: it brings none.
-
-        `config` is that of the target's text.
-        """
-        if (brought := mtp_tensors(checkpoint.files, config.num_hidden_layers)) is None:
-            return None
-        tensors = checkpoint.tensors(
-            [theirs for layer in brought.layers for theirs in layer.values()]
-        )
-        return cls._made(config, brought, tensors)
+    def _brought(
+        cls,
+        config: PreTrainedConfig,
+        name: str,
+        revision: str | None = None,
+        token: str | bool | None = None,
+    ) -> MtpDrafter | None:
+        """Load the MTP layers of a target's checkpoint; `config` is that of the target's text."""
+        brought = brought_layers(name, config.num_hidden_layers, revision, token)
+        return None if brought is None else cls._made(config, *brought)
 
     @classmethod
     def _made(
@@ -257,8 +255,8 @@ class MtpDrafter(FeatureDrafter):
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
             repo_or_dir, trust_remote_code=False, **hub
         )
-        checkpoint = Checkpoint(str(repo_or_dir), hub.get("revision"), hub.get("token"))
-        if (drafter := cls._brought(checkpoint, config.get_text_config(decoder=True))) is None:
+        text = config.get_text_config(decoder=True)
+        if (drafter := cls._brought(text, str(repo_or_dir), **hub)) is None:
             raise ValueError(NOTHING.format(repo_or_dir))
         return drafter.configured(
             **{name: value for name, value in kwargs.items() if name not in ("revision", "token")}
