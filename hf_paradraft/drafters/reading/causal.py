@@ -125,14 +125,6 @@ class CausalRows(RowModel):
         logits = self.stack(**fed, **given, logits_to_keep=count).logits
         return logits, logits[..., :0]
 
-    def reads_like(self, other: RowModel) -> bool:
-        """Implement `RowModel.reads_like`: the same model and masks."""
-        return (
-            isinstance(other, CausalRows)
-            and other.stack is self.stack
-            and other.mask_ids == self.mask_ids
-        )
-
     def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Begin one call's drafting; arguments as for `Reader`."""
         return Reader(self, config, max_length)

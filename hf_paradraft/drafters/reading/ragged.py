@@ -174,13 +174,12 @@ class RaggedDrafting(Drafting):
             self.cache.keep(paths or [[]] * len(self.rows), self.nodes.columns)
         self.nodes = Nodes()
 
-    def reads_like(self, other: Any) -> bool:
-        """Tell whether another one of the same class may be read with it, in one forward."""
-        return other.model is self.model
-
     def join(self, other: Any) -> bool:
-        """Implement `Drafting.join`, if both have begun, read alike, and are not compiled."""
-        if type(other) is not type(self) or self.compiled_width or not self.reads_like(other):
+        """Implement `Drafting.join`, if both have begun, and are not compiled.
+
+        Only calls of one drafter, target and number of guesses are asked to join.
+        """
+        if type(other) is not type(self) or self.compiled_width:
             return False
         if self.cache is None or other.cache is None:
             return False

@@ -168,10 +168,6 @@ class Reader(RaggedDrafting):
             ]
         self.settle(paths)
 
-    def reads_like(self, other: Reader) -> bool:
-        """Implement `RaggedDrafting.reads_like`."""
-        return self.model.reads_like(other.model)
-
     def _forget(self, lengths: list[int]) -> None:
         """Drop the tokens of each row that were read after the first `lengths`.
 

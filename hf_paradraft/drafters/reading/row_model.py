@@ -90,7 +90,3 @@ class RowModel(ABC):
         """
         width = self.stack.config.hidden_size if self.reads_features else 0
         return torch.zeros((size, width), device=self.stack.device, dtype=self.stack.dtype)
-
-    def reads_like(self, other: RowModel) -> bool:
-        """Tell whether another one's texts may be read with its own, in one forward."""
-        return other.stack is self.stack
