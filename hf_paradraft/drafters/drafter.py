@@ -159,12 +159,7 @@ class SavedDrafter(Drafter, ABC):
             self.speculation_config = speculation_config
         dtype = kwargs.get("torch_dtype") or dtype
         if isinstance(dtype, str):
-            dtype = None if dtype == "auto" else getattr(torch, dtype, dtype)
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise ValueError(
-                f"There is no dtype {dtype!r} of weights: pass torch.bfloat16, 'bfloat16', 'auto' "
-                "or the like."
-            )
+            dtype = None if dtype == "auto" else getattr(torch, dtype)
         if attn_implementation not in (None, "sdpa", "eager"):
             raise ValueError(
                 f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not "
@@ -177,13 +172,7 @@ class SavedDrafter(Drafter, ABC):
             device_map = "cuda" if torch.cuda.is_available() else None
         elif isinstance(device_map, dict):
             device_map = next(iter(device_map.values()), None)
-        try:
-            device = None if device_map is None else torch.device(device_map)
-        except (RuntimeError, TypeError):
-            raise ValueError(
-                f"There is no device {device_map!r}: pass 'cpu', 'cuda:0', 'auto' or the like."
-            ) from None
-        self.to(device=device, dtype=dtype).eval()
+        self.to(device=device_map, dtype=dtype).eval()
         if quantization_config is not None:
             quantise(self, quantization_config)
         return self

@@ -401,21 +401,16 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     @property
     def shared(self) -> TargetHead:
-        """The target's embedding and head."""
-        return shared_head(self)
+        """The embedding and head of the target that it was attached to last.
 
-
-def shared_head(drafter: Any) -> TargetHead:
-    """Look up the embedding and head of the target that a drafter was attached to last.
-
-    Raises:
-        ValueError: it is attached to no target.
-    """
-    if drafter.target_head is None:
-        raise ValueError(
-            f"This {drafter.title} shares its target's embedding or head: attach(target) first."
-        )
-    return drafter.target_head
+        Raises:
+            ValueError: it is attached to no target.
+        """
+        if self.target_head is None:
+            raise ValueError(
+                f"This {self.title} shares its target's embedding or head: attach(target) first."
+            )
+        return self.target_head
 
 
 def guessed_ids(

@@ -180,12 +180,10 @@ def describe_layers(
     for key in ("first_k_dense_replace", "moe_layer_start_index"):  # the first layer with experts
         if getattr(config, key, None) is not None:
             setattr(config, key, num_layers if dense else 0)
-    # Gemma 4's last layers read another one's cache
-    if getattr(config, "num_kv_shared_layers", None):
-        config.num_kv_shared_layers = 0
-    # which are looked up by tokens, for each of the target's layers
-    if getattr(config, "hidden_size_per_layer_input", None):
-        config.hidden_size_per_layer_input = 0
+    # Gemma 4's: layers that read another one's cache; inputs looked up for each of its layers
+    for key in ("num_kv_shared_layers", "hidden_size_per_layer_input"):
+        if getattr(config, key, None):
+            setattr(config, key, 0)
     config.num_hidden_layers = num_layers
     described = config.to_dict()
     # Gemma 4's: by the target's layers, of which one kind is left

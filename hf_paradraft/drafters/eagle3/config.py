@@ -90,18 +90,12 @@ class Eagle3Config(DrafterConfig):
         Raises:
             ValueError: its list of layers can be read in two ways.
         """
-        # outputs; entries 2, L // 2, L - 3 of transformers' tuple
-        low, middle, high = (
-            1,
-            layers // 2 - 1,
-            layers - 4,
-        )
         if self.features is not None:
             return self.features
-        if self.ambiguous is None or list(self.ambiguous) == [low, middle, high]:
-            return (low, middle, high)
-        if list(self.ambiguous) == [low + 1, middle + 1, high + 1]:
-            return (low, middle, high)
+        # outputs; entries 2, L // 2, L - 3 of transformers' tuple
+        default = (1, layers // 2 - 1, layers - 4)
+        if self.ambiguous in (None, default, tuple(key + 1 for key in default)):
+            return default
         raise ValueError(
             f"This drafter reads layers {list(self.ambiguous)}, and its file does not say whether "
             "these count outputs of layers or inputs. Set drafter.features to the outputs of "
