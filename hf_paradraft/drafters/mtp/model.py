@@ -28,6 +28,7 @@ from ..formats.identify import MTP
 from ..formats.layout import without
 from ..formats.native import MtpTensors, brought_layers, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
+from ..formats.tensors import published
 from ..layers import decoder_stack, final_norm, final_scale
 from ..reading.reader import Reader
 from ..reading.row_model import RowModel
@@ -39,12 +40,12 @@ NOTHING = (
     "{} brings no MTP layers: `paradraft train mtp` makes one, and `paradraft train --help` names "
     "other drafters."
 )
-FOLDER = "mtp_layers.0."  # of the speculators layout
-NAMES = {
-    "enorm": "token_layernorm",
-    "hnorm": "hidden_layernorm",
-    "eh_proj": "input_proj",
-    "norm": "final_layernorm",
+NAMES = {  # of the speculators layout, and ours
+    "mtp_layers.0.token_layernorm.": "enorm.",
+    "mtp_layers.0.hidden_layernorm.": "hnorm.",
+    "mtp_layers.0.input_proj.": "eh_proj.",
+    "mtp_layers.0.final_layernorm.": "stack.norm.",
+    "mtp_layers.0.": "stack.layers.0.",
 }
 
 
@@ -295,18 +296,11 @@ class MtpDrafter(FeatureDrafter):
                 f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep "
                 "its own files."
             )
-        layer = self.layers[0]
-        tensors = {
-            f"{FOLDER}{NAMES[name]}.weight": getattr(layer, name).weight for name in PROJECTED
-        }
-        if layer.hidden_first:
-            tensors[f"{FOLDER}{NAMES['eh_proj']}.weight"] = torch.cat(
-                layer.eh_proj.weight.chunk(2, dim=1)[::-1], dim=1
-            )
-        for name, tensor in layer.stack.state_dict().items():
-            if name.startswith("layers.0."):
-                tensors[FOLDER + name.removeprefix("layers.0.")] = tensor
-        tensors[f"{FOLDER}{NAMES['norm']}.weight"] = final_norm(layer.stack).weight
+        state = self.layers[0].state_dict()
+        if self.config.hidden_first:
+            halves = state["eh_proj.weight"].chunk(2, dim=1)
+            state["eh_proj.weight"] = torch.cat(halves[::-1], dim=1)
+        tensors = published(state, NAMES)
         return self.in_speculators_layout(saved_config(self.config.target), tensors)
 
     @classmethod
