@@ -57,7 +57,7 @@ def kind_of(folder: DrafterFolder) -> type[SavedDrafter]:
 
     Raises:
         OSError: no saved model does.
-        ValueError: something else; the message says what, if it is known.
+        ValueError: it holds something else; the message names it, if it is known.
     """
     kinds = [
         kind

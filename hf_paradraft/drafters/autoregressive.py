@@ -59,7 +59,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
         Args:
             model: a loaded model, which is shared and not copied, or a folder or Hub id.
-            kwargs: for `AutoModelForCausalLM.from_pretrained`, if `model` is a name.
+            kwargs: arguments of `AutoModelForCausalLM.from_pretrained`, if `model` is a name.
 
         Raises:
             OSError: nothing loadable there.
@@ -85,8 +85,8 @@ class AutoregressiveDrafter(SavedDrafter):
         """Load a folder's causal LM as a drafter, with its saved `speculation_config` if any.
 
         Args:
-            folder: with its files.
-            kwargs: for `AutoModelForCausalLM.from_pretrained`.
+            folder: the folder with its files.
+            kwargs: arguments of `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or cannot draft so.

@@ -1,4 +1,4 @@
-"""The card of a kind's folder: what it was made from, how it is used, how it was trained."""
+"""The card of a kind's folder: its base, its use, its training."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ def card_fields(kind: Any, folder: DrafterFolder) -> CardFields:
 
     Args:
         kind: class of the drafter.
-        folder: of a whole one.
+        folder: the folder of a whole drafter.
 
     Raises:
         OSError, ValueError: a damaged file.

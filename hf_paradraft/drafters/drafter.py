@@ -39,19 +39,20 @@ from .formats.folder import ADAPTER, DrafterFolder, find_folder
 class SavedDrafter(Drafter, ABC):
     """A kind of drafter with files.
 
-    One that is an `nn.Module` says how its folder is read and what is written into it
-    (`read_folder`, `contents`); another one how it is loaded and written (`load_folder`, `write`).
+    One that is an `nn.Module` says how its folder is read and which config and tensors are written
+    into it (`read_folder`, `contents`); another one how it is loaded and written (`load_folder`,
+    `write`).
 
     Attributes:
-        template: of its model card, in `hub_cards/`.
-        about: what it does, for that card: after "it".
-        made_from: what the record of its training calls the model that it came of.
+        template: the template of its model card, in `hub_cards/`.
+        about: its work in a clause for that card, after "it".
+        made_from: the key of its training's record for the model that it came of.
         has_tokenizer: whether a tokenizer lies next to it.
         is_adapter: whether it is one of PEFT's, with a config of that name.
-        fits: what its folder works with.
+        fits: the libraries and engines that its folder works with.
         training_options: the dataclass of its run's options, by name, in `training.py` next to its
             class; None: it is not trained here. Who has one is an `nn.Module`.
-        paradraft: how it was trained.
+        paradraft: the record of its training and use, as its config has it.
         packed: whether its matrices are quantised, so that they cannot be saved.
     """
 
@@ -78,7 +79,7 @@ class SavedDrafter(Drafter, ABC):
         """Read the drafter that lies in a folder, in fp32 or as it was saved.
 
         Args:
-            folder: with its files.
+            folder: the folder with its files.
             ignore_keys: keys of its config that make no difference, for which it would be refused
                 otherwise; a kind whose configs are its own needs no such argument.
 
@@ -97,11 +98,11 @@ class SavedDrafter(Drafter, ABC):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what `paradraft info` tells of this kind alone, as (name, value) pairs.
+        """List the facts that `paradraft info` tells of this kind only, as (name, value) pairs.
 
         Args:
-            config: as `read_description` gives it.
-            names: of all tensors; none where the weights are elsewhere.
+            config: the config, as `read_description` gives it.
+            names: the names of all tensors; none where the weights are elsewhere.
         """
         return []
 
@@ -115,9 +116,9 @@ class SavedDrafter(Drafter, ABC):
         """Load the drafter in a folder, in any layout of its kind.
 
         Args:
-            folder: with its files.
-            kwargs: as for `placed`; and `ignore_keys`, keys of its config that nothing obeys, and
-                of which the caller knows that they make no difference.
+            folder: the folder with its files.
+            kwargs: arguments of `configured`; and `ignore_keys`, keys of its config that nothing
+                obeys, and of which the caller knows that they make no difference.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
@@ -141,13 +142,13 @@ class SavedDrafter(Drafter, ABC):
         """Set dtype, device, attention and options in place, and return the drafter.
 
         Args:
-            dtype: of its weights; default, and `"auto"`: as they were saved.
+            dtype: the dtype of its weights; default, and `"auto"`: as they were saved.
             device_map: a device, or `"auto"`.
-            speculation_config: how to use it; default: as saved.
+            speculation_config: options of its use; default: as saved.
             attn_implementation: `sdpa` or `eager`.
             quantization_config: a `QuantoConfig` or `TorchAoConfig` of transformers, for its
                 matrices.
-            kwargs: `torch_dtype`, and what makes no difference here.
+            kwargs: `torch_dtype`, and arguments that make no difference here.
 
         Raises:
             ValueError: an argument that cannot be meant.
@@ -204,7 +205,7 @@ class SavedDrafter(Drafter, ABC):
 
         Args:
             save_directory: a folder; made if it does not exist.
-            kwargs: of a causal LM, as for `PreTrainedModel.save_pretrained`.
+            kwargs: arguments of `PreTrainedModel.save_pretrained`, for a causal LM.
 
         Raises:
             ValueError: it has something that its layout has no place for, or the folder holds an
@@ -234,12 +235,12 @@ class SavedDrafter(Drafter, ABC):
         Args:
             repo_or_dir: a folder, or a Hub id.
             kwargs: `dtype`, `device_map`, `revision`, `subfolder`, `token` and the like, as for
-                `AutoModelForCausalLM.from_pretrained`, and what the kind's `load_folder` has.
+                `AutoModelForCausalLM.from_pretrained`, and arguments of the kind's `load_folder`.
                 Remote code is never run.
 
         Raises:
             OSError: nothing loadable there, or a damaged file.
-            ValueError: it is something else; the message says what.
+            ValueError: it is something else; the message names it.
         """
         return load_drafter(lambda folder: cls, repo_or_dir, kwargs)
 
@@ -327,7 +328,7 @@ def load_drafter(
 
     Args:
         kind_of: says of which kind a folder's is.
-        repo_or_dir, kwargs: as for `SavedDrafter.from_pretrained`.
+        repo_or_dir, kwargs: the arguments of `SavedDrafter.from_pretrained`.
     """
     if kwargs.pop("trust_remote_code", False):
         raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")

@@ -51,11 +51,11 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     It shares those that it has not got itself.
 
     Attributes:
-        also_known_as: what `identify` calls its folders, if not by its title.
-        names: of published tensors, and ours, as for `renamed`.
+        also_known_as: other titles that `identify` has for its folders.
+        names: prefixes of published tensors, and ours, as for `renamed`.
         read_config: reads a published config, and the names of tensors, into the kind's own.
         stack: its layers, from `decoder_stack`.
-        features: what it reads, in the order in which its first matrix wants them.
+        features: the features that it reads, in the order in which its first matrix wants them.
         hidden_size: d, of its own layers.
         target_hidden_size: d_t.
         target_layers: L, if the files say.
@@ -63,12 +63,12 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         mask_token: the id of its masks; None: it has none.
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
-        softcap, logit_scale: of its logits, instead of the target's.
+        softcap, logit_scale: cap and scale of its logits, instead of the target's.
         raw_target: the target's table and head are used as they are, without the target's own
             scales and cap.
         shortlist: the tokens whose logits are computed, of the target's head for its vocabulary;
             None: all of them.
-        notes: what was understood of its files, for people.
+        notes: assumptions made where its files are silent, as (name, value) pairs.
     """
 
     about = (
@@ -115,7 +115,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         The embedding and head that it has of its own are made too.
 
         Args:
-            config, vocabulary, own_embedding, own_head: as for the kind.
+            config, vocabulary, own_embedding, own_head: the arguments of the kind.
         """
         layers = config.layers
         sizes = (
@@ -168,7 +168,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what its files say, as (name, value) pairs."""
+        """List the facts that its files tell, as (name, value) pairs."""
         read = cls.read_config(config, names)
         return [
             ("layout", read.layout),
@@ -190,13 +190,13 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         """Complete a kind's `contents` as speculators and vLLM read them: vocabulary and proposal.
 
         Args:
-            config, tensors: of the kind, with speculators' names.
+            config, tensors: those of the kind, with speculators' names.
         """
         if self.vocabulary is not None:
             tensors |= offset_tables(self.vocabulary, self.target_vocab_size)
         trained = self.paradraft.get("training") or {}
         plain = self.target_head is not None and self.target_head.is_plain
-        # what is trained here scales and caps as targets do
+        # drafters that are trained here scale and cap as targets do
         if self.names and not plain and self.raw_target == bool(trained):
             self.paradraft = {**self.paradraft, "raw_target": self.raw_target}
         config["speculators_config"] = speculators_section(
@@ -259,7 +259,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         return tuple(dict.fromkeys(self.features_of(target)))
 
     def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """List what it reads of `target`, in the order in which its first matrix wants it."""
+        """List the features of `target` that it reads, in the order of its first matrix."""
         return self.features
 
     def attach(self, target: PreTrainedModel) -> None:
@@ -369,7 +369,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
         Args:
             input_ids: int64 `(B, n)`, n at least 2, without padding.
-            features: by key, `(B, n - 1, d_t)`: the newest token has none.
+            features: the features by key, `(B, n - 1, d_t)`: the newest token has none.
             num_draft_tokens: K; default: as configured.
 
         Returns:
@@ -419,14 +419,14 @@ def guessed_ids(
     """Look up the target's ids that the drafter in a folder guesses, int64 `(V',)`; None: all.
 
     Args:
-        tensors: of the folder.
+        tensors: the tensors of the folder.
         size: V'; None: V.
         vocab_size: V.
-        folder: for the message.
+        folder: the folder, for the message.
 
     Raises:
         OSError: it guesses fewer than all, and nothing says which.
-        ValueError: what says so is no table of offsets.
+        ValueError: the table that says so is none of offsets.
     """
     offsets = tensors.get("d2t")
     if size is None:

@@ -17,7 +17,7 @@ from ..decoding.tree_attention import TreeAttention, attention_windows
 from ..names import with_cache
 from ..outer_names import Gemma4TextScaledWordEmbedding, supports_sdpa
 
-QWEN35 = "qwen3_5_text"  # whose layers gate what attention gives, and turn a part of each head
+QWEN35 = "qwen3_5_text"  # whose layers gate attention's output, and turn a part of each head
 GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 
@@ -28,9 +28,9 @@ def decoder_stack(
     """Build decoder layers and final norm as transformers does, fed with `inputs_embeds`.
 
     Args:
-        config: of the layers.
-        weights: by the names that checkpoints of this class have, without what stands before
-            `layers`; default: random ones.
+        config: the config of the layers.
+        weights: the weights by the names that checkpoints of this class have, without the prefix
+            before `layers`; default: random ones.
 
     Raises:
         OSError: there are weights, but not all.
@@ -148,9 +148,9 @@ def describe_layers(
     They have full attention if the target has any.
 
     Args:
-        config: of the target's text.
+        config: the config of the target's text.
         num_layers: D.
-        dense: without experts; else with as many as the target's last layer.
+        dense: whether the layers have no experts; else as many as the target's last layer.
 
     Raises:
         ValueError: it has no such layers.
@@ -215,9 +215,9 @@ def run(
     """Compute normed states `(B, M, hidden)` of `inputs`; `cache` gets their keys and values.
 
     Args:
-        stack: from `decoder_stack`.
+        stack: layers from `decoder_stack`.
         inputs: `(B, M, hidden)`.
-        mask: from `StackMasks`.
+        mask: a mask from `StackMasks`.
         positions: int64 `(B, M)`.
         cache: grows by M.
     """
@@ -242,9 +242,9 @@ class StackMasks(TreeAttention):
     """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`.
 
     Args:
-        windows: by the kind of layer, as from `attention_windows`.
-        offsets: of the rows.
-        dtype, device: of the masks.
+        windows: the window by the kind of layer, as from `attention_windows`.
+        offsets: the offsets of the rows.
+        dtype, device: those of the masks.
     """
 
     def __init__(

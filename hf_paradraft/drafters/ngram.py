@@ -56,7 +56,7 @@ class NgramDrafting(Drafting):
     """One call's copying.
 
     Args:
-        drafter: says how long matches are, and what is copied from.
+        drafter: says how long matches are, and which texts are copied from.
         vocab_size: V, of the target.
     """
 

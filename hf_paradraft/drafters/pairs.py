@@ -1,4 +1,4 @@
-"""A drafter and a target: what the two share, for as long as both live."""
+"""A drafter and a target: the things that the two share, for as long as both live."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ..notes import notes_on
 def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
     """Look up or make a drafter's view of one target.
 
-    It has the drafter's weights, and the things that this target alone shares with the drafter.
+    It has the drafter's weights, and the things that only this target shares with the drafter.
 
     Args:
         drafter: a module; its copies and pickles hold nothing of a target.
         target: not kept alive.
-        shared: what the pair has of its own; given where it is made, and again where that has
-            changed.
+        shared: the attributes that the pair has of its own; given where it is made, and again where
+            they have changed.
     """
     notes = notes_on(drafter, target)
     view = notes.get("view")

@@ -21,9 +21,9 @@ class Eagle3Config(DrafterConfig):
     """An autoregressive head on fused features, or its parallel relative.
 
     Attributes:
-        layers: of its own transformer layers, Llama's, Qwen3's or Gemma 4's; the first one reads
+        layers: the config of its own layers, Llama's, Qwen3's or Gemma 4's; the first one reads
             twice the width.
-        features: what it reads; None: the default, which depends on how many layers the target has.
+        features: the features that it reads; None: the default for the target's number of layers.
         ambiguous: a list of layers of which the file does not say how it counts; settled by the
             number of the target's layers.
         target_hidden_size: d_t.
@@ -36,13 +36,13 @@ class Eagle3Config(DrafterConfig):
         norm_output: the state that is fed back is the normed one.
         mask_token_id: P-EAGLE's; None for EAGLE-3.
         num_draft_tokens: K as trained, if it is written.
-        softcap: of its own logits.
-        in_pairs: the file's rotary embedding turns neighbours; what is loaded turns halves, as
+        softcap: the cap of its own logits.
+        in_pairs: the file's rotary embedding turns neighbours; the loaded weights turn halves, as
             `neighbours_to_halves` has it.
         raw_target: the target's table and head are used as they are, without the target's own
             scales and cap.
-        layout: whose it is.
-        notes: what was assumed.
+        layout: the publisher's name.
+        notes: assumptions, as (name, value) pairs.
     """
 
     layers: PreTrainedConfig
@@ -75,7 +75,7 @@ class Eagle3Config(DrafterConfig):
         return self.mask_token_id is not None
 
     def particulars(self) -> list[tuple[str, Any]]:
-        """List what these drafters alone have, as (name, value) pairs."""
+        """List the facts that only these drafters have, as (name, value) pairs."""
         flags = [
             name
             for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
@@ -110,7 +110,7 @@ class Eagle3Config(DrafterConfig):
 
         Args:
             target: a decoder-only causal LM of seven layers at least.
-            num_layers: of the drafter's own, Llama's in the target's sizes.
+            num_layers: the drafter's own layers, Llama's in the target's sizes.
             options: further fields.
 
         Raises:
@@ -138,7 +138,7 @@ def eagle3_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Co
     """Read a `config.json` of EAGLE-3 or P-EAGLE, by any publisher.
 
     Args:
-        config: as it was read.
+        config: the config as it was read.
         tensors: names of the folder's tensors.
 
     Raises:

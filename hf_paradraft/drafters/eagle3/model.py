@@ -1,8 +1,8 @@
 """EAGLE-3: a decoder layer over fused hidden states of the target, fed with its own states as it
 goes on (Li et al., 2025).
 
-Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. What
-is guessed next stands after the drafter's own state of the row before. P-EAGLE feeds masks there
+Row `j` is made of token `j + 1` and of the features of token `j`, and guesses token `j + 2`. The
+next guess stands after the drafter's own state of the row before. P-EAGLE feeds masks there
 instead, all in one forward (AWS, 2026).
 """
 
@@ -34,9 +34,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     """EAGLE-3, or P-EAGLE, as `assistant_model`.
 
     Args:
-        config: what it is.
+        config: its config.
         vocabulary: int64 `(V',)`, the target's ids that it can guess; default: all.
-        own_embedding, own_head: whether it has its own.
+        own_embedding, own_head: whether it has an embedding and a head of its own.
     """
 
     kind = "eagle3"
@@ -79,7 +79,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         self.speculation_config = SpeculationConfig(
             config.num_draft_tokens or (8 if config.parallel else 5)
         )
-        self.settled: tuple[FeatureKey, ...] = ()  # what the last target's number of layers decided
+        self.settled: tuple[FeatureKey, ...] = ()  # as the last target's number of layers decided
         self.eval()
 
     @classmethod
@@ -95,7 +95,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         Args:
             target: a decoder-only causal LM of seven layers at least.
             num_draft_tokens: K that it is trained for.
-            num_layers: of its own, Llama's in the target's sizes.
+            num_layers: its own layers, Llama's in the target's sizes.
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
 
         Raises:
@@ -132,7 +132,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
             self.features = self.settled = features
 
     def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
-        """Implement `FeatureDrafter.features_of`: what the file or the user names, or the default.
+        """Implement `FeatureDrafter.features_of`: those of the file or the user, or the default.
 
         The default depends on the target's number of layers.
         """

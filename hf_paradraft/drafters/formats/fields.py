@@ -54,7 +54,7 @@ def _smaller(size: int | None, vocab_size: int) -> int | None:
 
 
 def _rank(name: str, *beginnings: str) -> Any:
-    """Make the field of a head's rank, which is what the tensors have a head of.
+    """Make the field of a head's rank; 0 where the tensors have no such head.
 
     Raises:
         ValueError: config and tensors differ.

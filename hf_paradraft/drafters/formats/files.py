@@ -98,7 +98,7 @@ def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None
     Args:
         weights: all of them.
         layers: their config.
-        count: of layers; default: as the config says.
+        count: the number of layers; default: as the config says.
 
     Raises:
         ValueError: it does.
@@ -201,8 +201,8 @@ def load_model(folder: Path, **kwargs: Any) -> Any:
     """Load a folder's model of transformers with all of its weights, from safetensors.
 
     Args:
-        folder: with its files.
-        kwargs: for `AutoModelForCausalLM.from_pretrained`.
+        folder: the folder with its files.
+        kwargs: arguments of `AutoModelForCausalLM.from_pretrained`.
 
     Raises:
         OSError: weights are missing or damaged.
@@ -225,8 +225,8 @@ def save_model(model: Any, folder: Path, section: dict[str, Any], **kwargs: Any)
     Args:
         model: its own config stays as it is.
         folder: takes its files.
-        section: how to use it.
-        kwargs: for `save_pretrained`.
+        section: the record of its use.
+        kwargs: arguments of `save_pretrained`.
     """
     model.save_pretrained(folder, **kwargs)
     write_json(folder / "config.json", {**read_config(folder), "paradraft": section})

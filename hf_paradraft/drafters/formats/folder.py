@@ -23,7 +23,7 @@ class DrafterFolder:
     """A folder with a drafter's files, read when they are asked for, and not again.
 
     Attributes:
-        path: of the folder.
+        path: the folder's path.
     """
 
     def __init__(self, path: Path):
@@ -75,7 +75,7 @@ def find_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> DrafterFolde
 
     Args:
         repo_or_dir: a folder, or a Hub id.
-        kwargs: as for `local_folder`, which takes its own out.
+        kwargs: arguments of `local_folder`, which takes its own out.
     """
     hub = dict(kwargs)
     folder = DrafterFolder(local_folder(repo_or_dir, kwargs))

@@ -45,7 +45,7 @@ ARCHITECTURES = {
     "DCOCODraftModel": "DCOCO drafter",
     "OrthrusLM": ORTHRUS,
 }
-# by what the name of a tensor begins with, or has in it
+# by the beginning of a tensor's name, or a part of it
 TENSORS = {
     "candidate_selector.": DFLASH2,
     ".attention_conv.": DFLASH2,
@@ -66,7 +66,7 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     """Identify the kind of a published drafter, as "DFlash drafter"; None: it is unknown.
 
     Args:
-        config: of `config.json`.
+        config: the content of `config.json`.
         tensors: names of all tensors of the folder.
     """
     names = list(tensors)
@@ -115,7 +115,7 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
 def _by_tensors(names: list[str]) -> str | None:
     """Identify a kind by its tensors' names, which begin as one of a kind does, or have it within.
 
-    Of EAGLE's relatives, only what stands next to the first matrix tells which.
+    EAGLE's relatives are told apart only by the tensors next to the first matrix.
     """
     for part, kind in TENSORS.items():
         if any(name.startswith(part) or (part.startswith(".") and part in name) for name in names):
@@ -132,7 +132,7 @@ def refuse_foreign(kind: str | None) -> None:
     """Refuse a drafter that reads the target's features where a plain causal LM is wanted.
 
     Args:
-        kind: as `identify` names it.
+        kind: its title, as `identify` gives it.
 
     Raises:
         ValueError: it is one.

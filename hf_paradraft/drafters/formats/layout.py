@@ -1,8 +1,8 @@
-"""A published layout: how a publisher's config says what a drafter is. Every key is obeyed, without
+"""A published layout: how a publisher's config describes a drafter. Every key is obeyed, without
 effect, or refused by name.
 
-A drafter that ignores a key of its file drafts, and is wrong without a sign: what it costs is
-acceptance, which is not compared.
+A drafter that ignores a key of its file drafts, and is wrong without a sign: it costs acceptance,
+which is not compared.
 """
 
 import inspect
@@ -24,7 +24,7 @@ FULL_LAYERS = {
     "num_global_key_value_heads",
 }
 GATED = "enable_qwen35_gated_q_proj"
-# Switches of which one position is served. What the other would mean is in no tensor's name.
+# Switches of which one position is served. No tensor's name tells the meaning of the other.
 SERVED: dict[str, tuple[Any, ...]] = {
     "attention_sink_bias": (False,),
     GATED: (False,),
@@ -39,7 +39,7 @@ SERVED: dict[str, tuple[Any, ...]] = {
     "use_last_layernorm": (True,),
     "use_mtp_layernorm": (False,),
 }
-# How it was trained, what the tensors say themselves, and what is copied from the target's own
+# Keys of its training, keys that the tensors make superfluous, and copies from the target's own
 # config.
 NO_DIFFERENCE = set(
     "num_jacobi_passes xpress_num_passes xpress_topc xpress_compile_head num_speculative_steps "
@@ -89,15 +89,15 @@ class Layout:
     """A publisher's way to write the drafters of a family.
 
     Attributes:
-        name: whose it is, for people.
+        name: the publisher's name, for people.
         when: tells whether a config is written so; of a family's layouts the first one that says so
             counts.
-        fields: of the drafter's config, each a value, or what makes it of what is `Said`. They are
-            read in this order.
+        fields: the fields of the drafter's config, each a value, or a function of `Said` that gives
+            it. They are read in this order.
         part: the part of the config that is looked into before its top, as "dflash_config"; "" for
             none.
         described: finds the part of the config that describes layers.
-        layer_names: the publisher's names of what describes layers, and those of transformers.
+        layer_names: the publisher's names of the keys that describe layers, and transformers' own.
     """
 
     name: str
@@ -108,11 +108,11 @@ class Layout:
     layer_names: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-        """Read the fields of a drafter's config from what its files say.
+        """Read the fields of a drafter's config from its files.
 
         Args:
-            config: as it was read.
-            names: of the folder's tensors.
+            config: the config as it was read.
+            names: the names of the folder's tensors.
 
         Raises:
             ValueError: something is missing that may not be assumed, a variant that is not served,
@@ -136,9 +136,9 @@ class Said:
     """A folder's word on its drafter; keys that were asked for are obeyed, where they stand.
 
     Attributes:
-        layout: in which it is written.
-        config: as it was read.
-        names: of the folder's tensors.
+        layout: the layout in which it is written.
+        config: the config as it was read.
+        names: the names of the folder's tensors.
         asked: the keys that were asked for, by the part in which: "" is the top.
     """
 
@@ -251,7 +251,7 @@ def check_keys(said: Said) -> None:
     A key is served if its layout obeys it, a switch in some positions only.
 
     Args:
-        said: of a published drafter, after all that counts was asked for.
+        said: the word of a published drafter, after all that counts was asked for.
 
     Raises:
         ValueError: it has one.
@@ -304,7 +304,7 @@ def without(config: Mapping[str, Any], ignored: Iterable[str]) -> dict[str, Any]
     """Leave keys out of a config and of its parts, whose user knows that they make no difference.
 
     Args:
-        config: as it was read.
+        config: the config as it was read.
         ignored: names, as `check_keys` says them, or their last parts.
     """
     last = {name.split(".")[-1] for name in ignored}

@@ -30,8 +30,8 @@ class Layout:
     """A publisher's naming scheme for the tensors of MTP layers.
 
     Attributes:
-        name: of those who publish so.
-        prefix: a regular expression of what stands before a part; its group is the layer's number.
+        name: the publisher's name.
+        prefix: a regular expression of the text before a part; its group is the layer's number.
         hidden_first: the projection reads the state before the embedding.
         numbered_on: layers are numbered on from the target's.
         bare: the layer has no experts, whatever the target has, and no norm stands after it.
@@ -64,8 +64,8 @@ class MtpTensors:
     """The MTP layers of a checkpoint.
 
     Attributes:
-        layout: whose names they have.
-        layers: of each, its tensors' names in the checkpoint by ours: `enorm.weight`,
+        layout: the scheme of their names.
+        layers: for each, its tensors' names in the checkpoint by ours: `enorm.weight`,
             `hnorm.weight`, `eh_proj.weight`, `norm.weight`, and `layers.0.…` as transformers names
             a layer's.
     """
@@ -78,7 +78,7 @@ def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
     """Find the MTP layers among a checkpoint's tensors; None where there are none.
 
     Args:
-        names: of all tensors.
+        names: the names of all tensors.
         num_layers: L of the target.
 
     Raises:
@@ -120,8 +120,8 @@ def unscaled(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     They come with a scale for each square block.
 
     Args:
-        weights: by names as `MtpTensors` has them; `X_scale_inv` is what the blocks of `X` are
-            multiplied by.
+        weights: the weights by names as `MtpTensors` has them; the blocks of `X` are multiplied by
+            `X_scale_inv`.
     """
     plain = {name: weight for name, weight in weights.items() if not name.endswith(SCALE)}
     for name, scales in weights.items():
@@ -155,7 +155,7 @@ def brought_layers(
     Args:
         name: a folder, or a Hub id.
         num_layers: L of the model.
-        revision, token: for the Hub.
+        revision, token: the Hub's, for an id.
 
     Raises:
         OSError: there are no safetensors, or a file is missing.

@@ -1,5 +1,5 @@
-"""The speculators layout, which vLLM reads: what other publishers' drafters are saved in too. It
-numbers layers by inputs.
+"""The speculators layout, which vLLM reads, and in which other publishers' drafters are saved too.
+It numbers layers by inputs.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def _causal(said: Said) -> tuple[str, ...]:
 
 
 def _notes(said: Said) -> list[tuple[str, str]]:
-    """List what was assumed where the config is silent."""
+    """List the assumptions made where the config is silent."""
     reading = "fill-in" if _fill_in(said) else "the newest token guesses too"
     return (
         [("anchor", f"not in the config: {reading}")] if said("sample_from_anchor") is None else []
@@ -114,7 +114,7 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
 
     Args:
         block: its `BlockConfig`.
-        kind: of it.
+        kind: the drafter's kind.
         num_guesses: V'.
 
     Raises:
@@ -186,12 +186,12 @@ def eagle3_config(
 
     Args:
         eagle: its `Eagle3Config`.
-        features: what it reads.
+        features: the features that it reads.
         num_guesses: V'.
-        own_embedding: whether it has one.
+        own_embedding: whether it has an embedding of its own.
 
     Raises:
-        ValueError: it has layers of Gemma 4, or does not know yet what it reads.
+        ValueError: it has layers of Gemma 4, or does not know yet which layers it reads.
     """
     if eagle.layers.model_type == GEMMA4:
         raise ValueError(

@@ -61,7 +61,7 @@ def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str
     Unknown names stay, so that strict loading reports them.
 
     Args:
-        tensors: as published.
+        tensors: the tensors as published.
         table: publishers' prefixes, and ours.
     """
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
@@ -87,8 +87,8 @@ def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[s
     Their scores stay the same.
 
     Args:
-        tensors: of a drafter; the rows of each head's queries and keys, and of their norms, change
-            places.
+        tensors: the tensors of a drafter; the rows of each head's queries and keys, and of their
+            norms, change places.
         head_dim: numbers of a head.
     """
     order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])

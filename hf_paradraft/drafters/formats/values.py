@@ -1,4 +1,4 @@
-"""A drafter's `config.json`, by any publisher: one table of what its values may be, looked at
+"""A drafter's `config.json`, by any publisher: one table of the values that it may have, looked at
 before anything is made of them.
 """
 
@@ -26,8 +26,8 @@ class Rule:
     """A rule for a value of a config.
 
     Attributes:
-        holds: whether it is.
-        words: what it has to be, to people.
+        holds: tells whether a value obeys it.
+        words: the rule in words, for people.
     """
 
     holds: Callable[[Any], bool]
@@ -170,8 +170,8 @@ def check_config(config: Mapping[str, Any], file: Path, inside: str = "") -> Non
     """Refuse a value that no layout has.
 
     Args:
-        config: as it was read.
-        file: for the message.
+        config: the config as it was read.
+        file: its file, for the message.
         inside: the names that lead to it, each with a dot.
 
     Raises:

@@ -78,7 +78,7 @@ def _fill_in(said: Said) -> bool:
 
 
 def _window(said: Said) -> bool:
-    """Refuse windows shorter than a block, which bound what rows see after them too.
+    """Refuse windows shorter than a block, for they hide rows after a row too.
 
     Raises:
         ValueError: there are some.

@@ -45,7 +45,7 @@ class Gemma4Drafting(ContextDrafting):
         """Keep keys and values, and the newest state."""
         super().observe(observations)
         for row, seen in zip(self.rows, observations, strict=True):
-            # a piece may be padding alone
+            # a piece may be only padding
             if seen is not None and len(seen.features.get("normed", ())):
                 row.newest = seen.features["normed"][-1].to(self.nothing)
 
@@ -116,8 +116,8 @@ class Gemma4Drafter(KeyValueDrafter):
         """Load the assistant in a folder.
 
         Args:
-            folder: with its files.
-            kwargs: for `AutoModelForCausalLM.from_pretrained`, and `speculation_config`.
+            folder: the folder with its files.
+            kwargs: arguments of `AutoModelForCausalLM.from_pretrained`, and `speculation_config`.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
@@ -243,11 +243,11 @@ class Gemma4Drafter(KeyValueDrafter):
     def read(
         self, ids: LongTensor, before: Tensor, positions: LongTensor, cache: RaggedCache
     ) -> tuple[Tensor, Tensor]:
-        """Guess what follows tokens, each a row of its own.
+        """Guess the tokens after some tokens, each a row of its own.
 
         Args:
             ids: int64 `(B, M)`.
-            before: `(B, M, d_t)`: the target's state of the token before, or what this gave.
+            before: `(B, M, d_t)`: the target's state of the token before, or one of these states.
             positions: int64 `(B, M)`, of the texts' last tokens.
             cache: the target's keys and values.
 

@@ -25,7 +25,7 @@ class MtpConfig(DrafterConfig):
         hidden_first: the projection reads `[state; embedding]` instead of `[embedding; state]`.
         bare: the layers have no experts, whatever the target has, and no norm stands after them.
         num_draft_tokens: K as trained, if it is written.
-        layout: whose names the tensors had.
+        layout: the publisher whose names the tensors had.
     """
 
     target: PreTrainedConfig

@@ -21,7 +21,7 @@ class StepDrafting(Reader):
 
     Args:
         models: the D layers, in their order.
-        config, max_length, vocabulary: as for `Reader`.
+        config, max_length, vocabulary: the arguments of `Reader`.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class StepDrafting(Reader):
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens by all layers but the first; as `Extend`.
 
-        The layer after the one that guessed a token guesses what follows it. What the layers
-        before that make of it goes nowhere, for none of its descendants needs them.
+        The layer after the one that guessed a token guesses the token after it. States that the
+        layers before that make of it are not used: none of its descendants needs them.
         """
         states = [
             [row.states[0]] * len(above) for row, above in zip(self.rows, parents, strict=True)

@@ -50,11 +50,11 @@ NAMES = {  # of the speculators layout, and ours
 
 
 class MtpLayer(nn.Module):
-    """One layer, with what stands before and after it.
+    """One layer, with the projection and norms before and after it.
 
     Args:
-        config: of its drafter.
-        weights: by names as `MtpTensors` has them; default: random ones.
+        config: the config of its drafter.
+        weights: its weights by names as `MtpTensors` has them; default: random ones.
     """
 
     def __init__(self, config: MtpConfig, weights: dict[str, Tensor] | None = None):
@@ -115,8 +115,8 @@ class MtpDrafter(FeatureDrafter):
     """MTP layers as `assistant_model` of the target that they belong to.
 
     Args:
-        config: what they are.
-        weights: of each layer, by names as `MtpTensors` has them; default: random ones.
+        config: the config of the layers.
+        weights: each layer's weights, by names as `MtpTensors` has them; default: random ones.
         vocabulary: int64 `(V',)`, the target's ids that it guesses; default: all.
     """
 
@@ -163,7 +163,7 @@ class MtpDrafter(FeatureDrafter):
         """Load a target's own MTP layers, or make a new one, as a drafter attached to the target.
 
         Args:
-            target: as it was loaded from a folder or the Hub; its revision is taken.
+            target: a model as it was loaded from a folder or the Hub; its revision is taken.
             new: a new layer instead, which knows nothing; None: where the target brings none.
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
 
@@ -242,8 +242,8 @@ class MtpDrafter(FeatureDrafter):
 
         Args:
             repo_or_dir: a target that brings such layers, or a folder in speculators' layout.
-            kwargs: as for `SavedDrafter.from_pretrained`; `config`: of a target whose own is not
-                known to transformers.
+            kwargs: arguments of `SavedDrafter.from_pretrained`; `config`: the config of a target
+                whose own is not known to transformers.
 
         Raises:
             OSError: nothing loadable there.
@@ -305,7 +305,7 @@ class MtpDrafter(FeatureDrafter):
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
-        """List what its files say, as (name, value) pairs."""
+        """List the facts that its files tell, as (name, value) pairs."""
         target = mtp_config(config).target
         return [
             ("reads", "the normed last state"),

@@ -1,1 +1,1 @@
-"""Networks that read texts, and their caches: what most kinds draft by."""
+"""Networks that read texts, and their caches, by which most kinds draft."""

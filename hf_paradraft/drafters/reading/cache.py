@@ -88,7 +88,7 @@ def guesses_of(
 
     Args:
         logits: `(K, V')` of each.
-        prefixes: of the rows.
+        prefixes: those of the rows.
         options: further fields of the guesses.
     """
     return [
@@ -107,8 +107,8 @@ def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]
         size: M.
 
     Returns:
-        What the rows see of each other, bool `(B, M, M)`, and how deep they stand, int64 `(B, M)`,
-        as `TreeAttention` takes them.
+        The rows that each row sees, bool `(B, M, M)`, and their depths, int64 `(B, M)`, as
+        `TreeAttention` takes them.
     """
     depths = torch.arange(size, device=padding.device) - padding
     itself = torch.eye(size, dtype=torch.bool, device=padding.device)
@@ -131,9 +131,9 @@ def newer_halves(
 
     Args:
         rows: the texts, int64 `(n,)` each.
-        starts: of each, the first token that is read so far.
+        starts: the first token of each that is read so far.
         count: distances that are wanted, K.
-        prefixes: with the room that is wanted after each.
+        prefixes: those of the rows, with the room that is wanted after each.
         context: positions; None: no end is known.
 
     Returns:

@@ -45,7 +45,7 @@ def check_drafts(model: PreTrainedModel) -> None:
     """Refuse a model that takes no explicit masks.
 
     Raises:
-        ValueError: it takes none; the message says what to do.
+        ValueError: it takes none; the message names a remedy.
     """
     if attention_windows(model) is None:
         raise ValueError(
@@ -144,9 +144,9 @@ def load_whole(
 
     Args:
         load: `from_pretrained` of its class.
-        name: of that class in transformers.
-        folder, config: of the drafter.
-        args, kwargs: for `load`.
+        name: the name of that class in transformers.
+        folder, config: those of the drafter.
+        args, kwargs: arguments of `load`.
 
     Raises:
         OSError: weights are missing.

@@ -1,4 +1,4 @@
-"""Drafting over a cache of what a network makes of the target's features: they go in as they come,
+"""Drafting over a cache of keys and values made of the target's features: they go in as they come,
 and nothing else stays.
 """
 
@@ -22,11 +22,11 @@ from .ragged import RaggedDrafting, Row
 
 
 class ContextDrafting(RaggedDrafting):
-    """One call's cache over what the target has read of each row.
+    """One call's cache over the tokens that the target has read of each row.
 
     Args:
-        model: a drafter. `inject` writes what it fused into a cache from `empty_context`, and
-            `masks` hides what rows do not see.
+        model: a drafter. `inject` writes fused features into a cache from `empty_context`, and
+            `masks` makes the masks of its rows.
         compiled_width, num_slots: as for `RaggedDrafting`.
     """
 
@@ -58,12 +58,12 @@ class ContextDrafting(RaggedDrafting):
 
         Args:
             newest: int64 `(B,)`, the rows' newest tokens.
-            prefixes: of the rows.
+            prefixes: those of the rows.
         """
         raise NotImplementedError(f"{type(self).__name__} has no guesses(newest, prefixes).")
 
     def inject(self) -> None:
-        """Put what is waiting into the cache."""
+        """Put the waiting features into the cache."""
         waiting = [row.waiting for row in self.rows if row.waiting is not None]
         if not any(map(len, waiting)):
             return
@@ -87,8 +87,8 @@ class KeyValueDrafter(SavedDrafter):
 
     Attributes:
         drafts_by: begins a call with a view of one target.
-        network: what guesses; None: it needs a target first.
-        shapes: of each layer that is read: heads, and numbers of a key and of a value.
+        network: the model that guesses; None: it needs a target first.
+        shapes: heads, and numbers of a key and of a value, of each layer that is read.
     """
 
     drafts_by: ClassVar[type[ContextDrafting]]

@@ -34,8 +34,8 @@ class Node:
     Attributes:
         token: its id.
         parent: index into the row's nodes, -1 for the text's last token.
-        columns: where the entries of its ancestors and its own stand in the cache, after the
-            longest row's end.
+        columns: the places of its ancestors' entries and its own in the cache, after the longest
+            row's end.
     """
 
     token: int
@@ -56,8 +56,8 @@ class Nodes:
         """Take more nodes, as `Extend` gets them, padded to `least`.
 
         Returns:
-            What each new one sees of all columns, bool `(B, M, C)`, padding itself alone; and how
-            deep each column stands, int64 `(B, C)`.
+            The columns that each new one sees, bool `(B, M, C)`, padding only itself; and the depth
+            of each column, int64 `(B, C)`.
         """
         size = max(least, *map(len, tokens))
         columns = self.columns + size
@@ -99,7 +99,7 @@ class Row:
         begin: the first token that the cache holds.
         waiting: `(f, width)`, made of the features of tokens that are not in the cache yet; None:
             nothing came yet.
-        states: after the text, and after each guessed token that was read, `(d,)` each.
+        states: the states after the text, and after each guessed token that was read, `(d,)` each.
         newest: the target's state of the last token that it has read, `(d_t,)`, if that is read.
     """
 
@@ -114,15 +114,15 @@ class RaggedDrafting(Drafting):
 
     Args:
         model: reads the texts, and is shared with other calls; nothing of it changes. `fuse` makes
-            of tokens' features what waits for the cache, `(f, width)`.
+            of tokens' features the rows that wait for the cache, `(f, width)`.
         compiled_width: tokens that a compiled round reads; 0: none is compiled.
-        num_slots: of a static cache; 0: it is dynamic.
+        num_slots: the slots of a static cache; 0: it is dynamic.
 
     Attributes:
         ahead: tokens whose features are not needed to read them: 1 where a row is made of a token
             and of the features of the one before.
-        rows: of the texts; empty, and no cache, before the first observation.
-        masks: of the rows, by kind of layer.
+        rows: the state of each text; empty, and no cache, before the first observation.
+        masks: the masks of the rows, by kind of layer.
         nodes: guessed tokens that stand in the cache after the texts.
     """
 
@@ -226,9 +226,9 @@ class RaggedDrafting(Drafting):
         """Lay guessed tokens out as ids `(B, size)`, with states `(B, size, d)` of their parents.
 
         Args:
-            tokens, parents: as `Extend` gets them.
+            tokens, parents: the arguments of `Extend`.
             size: the most tokens of a row, or more.
-            states: of the parents; default: those that are kept of the rows.
+            states: the parents' states; default: those that are kept of the rows.
         """
         some = self.rows[0].states[0]
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=some.device)
@@ -257,7 +257,7 @@ class RaggedDrafting(Drafting):
 
         Args:
             ids: int64 `(B, n)`.
-            features: by key, `(B, n - 1, …)`; None where none are read.
+            features: the features by key, `(B, n - 1, …)`; None where none are read.
             count: K.
 
         Raises:

@@ -1,8 +1,8 @@
-"""The one ragged reader: texts token by token, by their ids alone or each with the target's
+"""The one ragged reader: texts token by token, by only their ids or each with the target's
 features of the token before it.
 
 The newest token has no feature yet, but the one before it has. So row `t` is made of token `t` and
-of what is known of token `t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of token `t` alone (a
+of the features of token `t - 1` (EAGLE-3, P-EAGLE, ParallelSpec, PARD-2), or of only token `t` (a
 causal LM). After the text stand masks, or guessed tokens, whose "feature" is the drafter's own
 state.
 """
@@ -37,11 +37,11 @@ PIECE = (
 
 
 class Reader(RaggedDrafting):
-    """One call's drafting by a network that reads ragged rows: what is new, and guesses after it.
+    """One call's drafting by a network that reads ragged rows: new tokens, and guesses after them.
 
     Args:
         model: shared with other calls; nothing of it changes.
-        config: how it is used; where it says so, rounds after the prompt are compiled.
+        config: options of its use; where they say so, rounds after the prompt are compiled.
         max_length: tokens of a row at most, for these.
         vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
         extends: whether it goes on from tokens that the engine chose, instead of reading masks.
@@ -110,10 +110,10 @@ class Reader(RaggedDrafting):
 
     @torch.no_grad()
     def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
-        """Read what is new of each text, and masks after it; the cache keeps the texts alone.
+        """Read each text's new tokens, and masks after them; the cache keeps only the texts.
 
         Args:
-            prefixes: of the rows.
+            prefixes: those of the rows.
             count: distances that are wanted, K.
 
         Returns:
@@ -182,7 +182,7 @@ class Reader(RaggedDrafting):
             for before, after, row in zip(self.lengths, lengths, self.rows, strict=True)
         ]
         if any(dropped):
-            self.settle()  # nodes after what is forgotten are no part of any text
+            self.settle()  # nodes after forgotten tokens are no part of any text
             self.cache.forget(dropped)
             for row, count in zip(self.rows, dropped, strict=True):
                 row.waiting = row.waiting[:0] if count else row.waiting
@@ -195,7 +195,7 @@ class Reader(RaggedDrafting):
         Args:
             new: int64 `(m,)` each.
             count: K.
-            rooms: of each row, the guesses that are wanted.
+            rooms: the guesses that are wanted of each row.
         """
         model, attention, longest = self.model, self.masks["all"], max(map(len, new))
         compiled = longest <= self.compiled_width and self.cache.end > 0
@@ -217,8 +217,8 @@ class Reader(RaggedDrafting):
         mask, positions = attention.inputs(
             self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots
         )
-        # What is not read, masks beyond a row's own room and padding, stays where the model may
-        # have a position.
+        # Unread rows, masks beyond a row's own room and padding, stay where the model may have a
+        # position.
         lasts = [
             length + len(read) - 1 + max(0, room - 1)
             for length, read, room in zip(self.cache.lengths, new, rooms, strict=True)
@@ -231,7 +231,7 @@ class Reader(RaggedDrafting):
         self.cache.keep([list(range(longest - len(read), longest)) for read in new], size)
         for row, read, state in zip(self.rows, new, states[:, -max(1, count)], strict=True):
             row.waiting, row.states = row.waiting[len(read) :], [state]
-        # reads each token with what this reader made of the one before
+        # reads each token with the state that this reader made of the one before
         if self.follower is not None:
             for row, read, made in zip(self.follower.rows, new, states, strict=True):
                 row.waiting = torch.cat([row.waiting, made[len(made) - len(read) :]])
@@ -247,7 +247,7 @@ class Reader(RaggedDrafting):
         """Read guessed tokens after the texts; as `Extend`.
 
         Args:
-            tokens, parents: as there.
+            tokens, parents: the arguments of `Extend`.
             states: `(hidden,)` each, of their parents; default: those that this reader made of
                 them.
         """

@@ -17,7 +17,7 @@ class RowModel(ABC):
 
     Attributes:
         stack: the transformer.
-        shift: how much earlier a row stands than its token: 0 where the text's first token is read,
+        shift: places of a row before its token: 0 where the text's first token is read,
             with nothing before it; 1 where rows begin with the second one.
         reads_features: whether it needs any; if not, a guessed token that became text has been read
             for good.
