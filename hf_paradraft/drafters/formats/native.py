@@ -26,7 +26,7 @@ SCALE = "_scale_inv"
 
 
 @dataclass(frozen=True)
-class Layout:
+class Naming:
     """A publisher's naming scheme for the tensors of MTP layers.
 
     Attributes:
@@ -44,14 +44,14 @@ class Layout:
     bare: bool = False
 
 
-LAYOUTS = (
-    Layout("speculators", r"mtp_layers\.(\d+)\."),
-    Layout("MiMo", r"model\.mtp_layers\.(\d+)\.", hidden_first=True),
-    Layout(
+NAMINGS = (
+    Naming("speculators", r"mtp_layers\.(\d+)\."),
+    Naming("MiMo", r"model\.mtp_layers\.(\d+)\.", hidden_first=True),
+    Naming(
         "ERNIE", r"model\.(?=mtp_(?:block|emb_norm|hidden_norm|linear_proj)\.(\d+)\.)", bare=True
     ),
-    Layout("Qwen", r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
-    Layout(
+    Naming("Qwen", r"(?:model\.)?mtp\.(?:layers\.(\d+)\.)?"),
+    Naming(
         "DeepSeek",
         r"(?:language_model\.)?(?:model\.)?(?:language_model\.)?layers\.(\d+)\.",
         numbered_on=True,
@@ -70,7 +70,7 @@ class MtpTensors:
             a layer's.
     """
 
-    layout: Layout
+    layout: Naming
     layers: list[dict[str, str]]
 
 
@@ -85,7 +85,7 @@ def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
         ValueError: there are some in a layout that is not served.
     """
     names = list(names)
-    for layout in LAYOUTS:
+    for layout in NAMINGS:
         layers: dict[int, dict[str, str]] = {}
         for name in names:
             if (match := re.match(layout.prefix, name)) is None:
