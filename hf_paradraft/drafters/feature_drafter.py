@@ -68,7 +68,6 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             scales and cap.
         shortlist: the tokens whose logits are computed, of the target's head for its vocabulary;
             None: all of them.
-        notes: assumptions made where its files are silent, as (name, value) pairs.
     """
 
     about = (
@@ -105,7 +104,6 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         self.shortlist: Shortlist | None = None
         self.target_head: TargetHead | None = None
         self.speculation_config = SpeculationConfig()
-        self.notes: list[tuple[str, Any]] = []
 
     def begin_as(
         self, config: Any, vocabulary: LongTensor | None, own_embedding: bool, own_head: bool
@@ -137,7 +135,6 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         if own_head:
             self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
         self.softcap, self.raw_target = config.softcap, config.raw_target
-        self.notes = list(config.notes)
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:

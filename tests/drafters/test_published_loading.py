@@ -103,7 +103,7 @@ def test_an_anchor_that_is_not_written_follows_from_what_is_proposed(load, propo
     drafter = load((config, tensors), attach=False)
     assert drafter.config.fill_in is fill_in
     assert drafter.most_drafts == 6 - fill_in
-    assert dict(drafter.notes)["anchor"].startswith("not in the config")
+    assert dict(drafter.config.notes)["anchor"].startswith("not in the config")
 
 
 def test_layers_named_at_the_top(load):

@@ -32,12 +32,8 @@ def weights_in(folder: Path) -> dict[str, Tensor]:
     """
     if any(folder.glob("*.safetensors")):
         held = tensor_files(folder)
-        weights: dict[str, Tensor] = {}
-        for file in {*held.values()}:
-            weights |= {
-                name: tensor for name, tensor in load_file(file).items() if held.get(name) == file
-            }
-        return {name: weights[name] for name in held}
+        loaded = {file: load_file(file) for file in {*held.values()}}
+        return {name: loaded[file][name] for name, file in held.items()}
     pickle = folder / PICKLES[0]
     if not pickle.exists():
         raise OSError(

@@ -118,7 +118,7 @@ class Layout:
             ValueError: something is missing that may not be assumed, a variant that is not served,
                 or a key that nothing obeys.
         """
-        said = Said(self, config, names)
+        said = Said(self, config, list(names))
         values = {
             name: value(said) if callable(value) else value for name, value in self.fields.items()
         }
@@ -144,11 +144,8 @@ class Said:
 
     layout: Layout
     config: Mapping[str, Any]
-    names: Iterable[str]
+    names: list[str]
     asked: dict[str, set[str]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.names = list(self.names)
 
     def __call__(self, *keys: str, default: Any = None) -> Any:
         """Look up the first of some keys that is said, in the layout's own part or at the top."""
