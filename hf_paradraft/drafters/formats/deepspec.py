@@ -1,7 +1,7 @@
 """DeepSpec's folders: DSpark, DFlash and EAGLE-3, whose numbers of layers count outputs."""
 
 from .fields import BLOCKS, EAGLE3, from_anchor
-from .layout import Layout, architecture, key, outputs, required
+from .layout import Layout, architecture, key, outputs
 
 CLASSES = ("Qwen3DSparkModel", "Gemma4DSparkModel", "Qwen35DSparkModel")
 # Which name their layers at the top in some exports.
@@ -19,10 +19,7 @@ BLOCK_LAYOUT = Layout(
     ),
     {
         **BLOCKS,
-        "features": required(
-            outputs("target_layer_ids"),
-            "This DeepSpec drafter names no layers (target_layer_ids): download it again.",
-        ),
+        "features": outputs("target_layer_ids", needed=True),
         "fill_in": lambda said: from_anchor(said) is False,
         "causal": lambda said: said.kinds if said("dflash_query_causal") else (),
         "softcap": key("final_logit_softcapping"),

@@ -205,17 +205,27 @@ def key(*keys: str, default: Any = None) -> Callable[[Said], Any]:
     return lambda said: said(*keys) or default
 
 
-def outputs(*keys: str, offset: int = 0) -> Callable[[Said], tuple[FeatureKey, ...] | None]:
+def outputs(
+    *keys: str, offset: int = 0, needed: bool = False
+) -> Callable[[Said], tuple[FeatureKey, ...] | None]:
     """Make a field that turns a file's numbers of layers into feature keys.
 
-    The numbers count outputs after `offset` is added. None: there are no numbers.
+    Args:
+        keys: the names that the numbers may have.
+        offset: is added to the numbers, which count outputs then.
+        needed: whether there have to be numbers; else None stands for none.
 
     Raises:
-        ValueError: a number below the first one.
+        ValueError: there have to be numbers, or a number is below the first one.
     """
 
     def read(said: Said) -> tuple[FeatureKey, ...] | None:
         if not (ids := said(*keys)):
+            if needed:
+                raise ValueError(
+                    f"This {said.layout.name} drafter names no layers ({keys[0]}), and there is no "
+                    "default: save or download it again."
+                )
             return None
         if min(ids) + offset < -1:
             raise ValueError(
@@ -225,21 +235,6 @@ def outputs(*keys: str, offset: int = 0) -> Callable[[Said], tuple[FeatureKey, .
         return tuple(index + offset for index in ids)
 
     return read
-
-
-def required(read: Callable[[Said], Any], sentence: str) -> Callable[[Said], Any]:
-    """Make a field that has to be said.
-
-    Raises:
-        ValueError: with the sentence, where it is not.
-    """
-
-    def checked(said: Said) -> Any:
-        if (value := read(said)) is None:
-            raise ValueError(sentence)
-        return value
-
-    return checked
 
 
 def check_keys(said: Said) -> None:

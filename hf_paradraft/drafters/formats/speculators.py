@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from ..layers import GEMMA4, QWEN35
 from .fields import BLOCKS, EAGLE3, NO_LAYERS, proposed_tokens
-from .layout import Layout, Said, outputs, required
+from .layout import Layout, Said, outputs
 from .values import provenance_of
 
 VERSION = "0.9.0"
@@ -82,11 +82,7 @@ BLOCK_LAYOUT = Layout(
     _is_speculators,
     {
         **BLOCKS,
-        "features": required(
-            outputs("aux_hidden_state_layer_ids", offset=-1),
-            "This speculators drafter names no layers (aux_hidden_state_layer_ids), and there is "
-            "no default.",
-        ),
+        "features": outputs("aux_hidden_state_layer_ids", offset=-1, needed=True),
         "fill_in": _fill_in,
         "causal": _causal,
         "window_from_anchor": True,

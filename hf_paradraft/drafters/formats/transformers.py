@@ -1,7 +1,7 @@
 """transformers' own DFlash assistants."""
 
 from .fields import BLOCKS
-from .layout import Layout, outputs, required
+from .layout import Layout, outputs
 
 MODEL_TYPE = "muse_glimmer_assistant"
 
@@ -10,10 +10,7 @@ BLOCK_LAYOUT = Layout(
     lambda config: config.get("model_type") == MODEL_TYPE,
     {
         **BLOCKS,
-        "features": required(
-            outputs("target_layer_ids"),
-            "This DFlash assistant names no layers (target_layer_ids): save it again.",
-        ),
+        "features": outputs("target_layer_ids", needed=True),
         "fill_in": True,
     },
     described=lambda config: {
