@@ -86,7 +86,7 @@ def check_width(
         )
 
 
-def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None) -> None:
+def check_size(weights: dict[str, Tensor], layers: Any) -> None:
     """Refuse a config of far more weights than there are.
 
     That happens before a module of that size is made.
@@ -94,7 +94,6 @@ def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None
     Args:
         weights: all of them.
         layers: their config.
-        count: the number of layers; default: as the config says.
 
     Raises:
         ValueError: it does.
@@ -102,7 +101,7 @@ def check_size(weights: dict[str, Tensor], layers: Any, count: int | None = None
     described = layers.to_dict()
     inner = described.get("intermediate_size") or 1  # a number, or one for each layer
     wide = max(inner) if isinstance(inner, list) else inner
-    wanted = (count or described["num_hidden_layers"]) * described["hidden_size"] * wide
+    wanted = described["num_hidden_layers"] * described["hidden_size"] * wide
     if wanted > 2 * (have := sum(tensor.numel() for tensor in weights.values())):
         raise ValueError(
             f"The config speaks of layers of {wanted:,} weights at least, and the files hold "

@@ -270,7 +270,7 @@ class MtpDrafter(FeatureDrafter):
         tensors = weights_in(folder.path)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
-        check_size(tensors, described.target, 1)
+        check_size(tensors, described.layer)
         drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
         if (offsets := tensors.get("d2t")) is not None:
             drafter.vocabulary = vocabulary_of(
