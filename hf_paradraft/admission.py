@@ -20,7 +20,7 @@ from transformers import (
 from .copies import copies_of
 from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
-from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused
+from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused, changes_its_scale
 from .decoding.latency import row_latency
 from .names import BaseStreamer, cache_argument, is_foreign, treats_rows_alike
 from .notes import of_pair
@@ -175,6 +175,33 @@ def admit(
     return Terms(
         rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model)
     )
+
+
+def check_positions(
+    model: PreTrainedModel, begin: int, limit: int, model_kwargs: dict[str, Any]
+) -> None:
+    """Refuse a call's own positions where they may pass a bound that its tokens do not.
+
+    Args:
+        model: the target.
+        begin: tokens of the prompt.
+        limit: tokens at most, the prompt's included.
+        model_kwargs: the call's, with `position_ids` `(…, n)`, if any.
+
+    Raises:
+        ValueError: they run ahead of the tokens, beyond the target's positions or to another scale.
+    """
+    given, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    if given is None:
+        return
+    tokens, reach = begin if mask is None else mask.sum(-1), int(given.max()) + 1 + limit - begin
+    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    bound = changes_its_scale(model) or context or reach
+    if reach > bound and bool((given[..., -1] >= tokens).any()):
+        raise Refused(
+            f"The position_ids of this call run ahead of its tokens, and may pass {bound}: leave "
+            "them out, or generate without a drafter."
+        )
 
 
 def budget_of(

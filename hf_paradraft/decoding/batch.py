@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,15 @@ class Batch:
         self.sequences: list[Sequence] = list(call.sequences)
 
         group.features.start()
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, error: Any, *_: Any) -> None:
+        """Close the batch; after an exception the caller's cache has rows of one length."""
+        self.close()
+        for call in self.calls if error is not None else ():
+            call.break_off()
 
     def close(self) -> None:
         """Let go of the target's hidden states and of its noise."""

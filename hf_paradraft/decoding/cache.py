@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import (
     Cache,
-    DynamicCache,
     DynamicLayer,
     PreTrainedModel,
     QuantizedCache,
@@ -19,7 +18,7 @@ from transformers import (
 )
 
 from ..names import DynamicSlidingWindowLayer, cache_in, is_foreign, stores_nothing
-from .recurrent import crop, is_recurrent, record_windows
+from .recurrent import crop
 
 # static caches made here are this long, or a multiple: calls of different lengths share a compiled
 # forward
@@ -46,16 +45,6 @@ def cache_of_call(model_kwargs: dict[str, Any]) -> Cache:
             "layers, as they are here: leave cache_implementation and cache (past_key_values) "
             "unset, or pass a DynamicCache or a StaticCache."
         )
-    return cache
-
-
-def empty_cache(model: PreTrainedModel) -> DynamicCache:
-    """Make an empty dynamic cache that can drop the entries of a drafter's guesses again."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    if is_recurrent(cache):
-        record_windows(cache)
-    else:
-        cache.activate_past_recording()
     return cache
 
 

@@ -266,17 +266,12 @@ class DraftBuilder:
         """
         tokens, parents, acceptance = draft.tokens, draft.parents, draft.acceptance
         most = self.config.max_nodes
-        if len(parents) != len(tokens) or (
-            acceptance is not None and len(acceptance) != len(tokens)
-        ):
+        counts = {len(tokens), len(parents), len(acceptance or parents)}
+        if tokens.ndim != 1 or tokens.is_floating_point() or len(counts) > 1:
             raise ValueError(
-                f"{self.author} guessed {len(tokens)} tokens with {len(parents)} parents: one "
-                "each, and one acceptance, if any."
-            )
-        if tokens.ndim != 1 or tokens.is_floating_point():
-            raise ValueError(
-                f"{self.author} gave tokens of shape {tuple(tokens.shape)}, {tokens.dtype}: wanted "
-                "ids (N,)."
+                f"{self.author} gave tokens of shape {tuple(tokens.shape)}, {tokens.dtype}, with "
+                f"{len(parents)} parents: wanted ids (N,), and of each one parent and one "
+                "acceptance, if any."
             )
         if (
             wrong := next(
@@ -292,14 +287,10 @@ class DraftBuilder:
                 f"{self.author} guessed ids outside of the target's vocabulary of "
                 f"{self.vocab_size}."
             )
-        if draft.depth > prefix.room:
+        if draft.depth > prefix.room or (size is not None and len(tokens) > most):
             raise ValueError(
-                f"{self.author} guessed {draft.depth} tokens in a row, but there is room for "
-                f"{prefix.room}."
-            )
-        if size is not None and len(tokens) > most:
-            raise ValueError(
-                f"{self.author} guessed {len(tokens)} tokens, but at most {most} are allowed."
+                f"{self.author} guessed {len(tokens)} tokens, {draft.depth} in a row, but there is "
+                f"room for {prefix.room} in a row, and at most {most} are allowed."
             )
 
     def _cut(self, drafts: list[Draft], size: TreeSize, draft_seconds: float | None) -> list[Draft]:

@@ -80,7 +80,10 @@ class Group:
             drafts = self.shape(prefixes, verifier.branches and not first, spaces)
         deepest = max(draft.depth for draft in drafts)
         for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
-            sequence.draft = draft if sequence.ended is None else self._padding(sequence, deepest)
+            if sequence.ended is not None:  # it goes on with padding, next to others
+                pad_token = pad_token_of(sequence.call.generation_config)
+                draft = Draft.chain(sequence.ids.new_full((deepest,), pad_token))
+            sequence.draft = draft
             if self.builder.asked:
                 sequence.asked = prefix.ids.shape[1]
 
@@ -88,12 +91,6 @@ class Group:
     def nothing(self) -> Draft:
         """A draft without a token."""
         return Draft.chain(self.sequences[0].ids[0, :0])
-
-    def _padding(self, sequence: Sequence, count: int) -> Draft:
-        """Make the draft of a sequence that has ended, and goes on next to others."""
-        return Draft.chain(
-            sequence.ids.new_full((count,), pad_token_of(sequence.call.generation_config))
-        )
 
     def shape(
         self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None

@@ -18,8 +18,7 @@ from ..hardware import device_name, input_device
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from .budget import RowLatency
-from .cache import empty_cache
-from .recurrent import is_recurrent
+from .recurrent import is_recurrent, record_windows
 from .tree_attention import attention_windows, grouped_heads, without_cudnn_attention
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -66,6 +65,16 @@ def _file(model: PreTrainedModel) -> Path:
     )
 
 
+def _empty_cache(model: PreTrainedModel) -> DynamicCache:
+    """Make an empty dynamic cache that can drop its last tokens again."""
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    if is_recurrent(cache):
+        record_windows(cache)
+    else:
+        cache.activate_past_recording()
+    return cache
+
+
 @torch.no_grad()
 @without_cudnn_attention()
 def measure(model: PreTrainedModel) -> RowLatency:
@@ -75,7 +84,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
     """
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    cache = empty_cache(model)
+    cache = _empty_cache(model)
     forgets = not is_recurrent(cache)  # a recurrent state has one size, whatever it has read
     if forgets and attention_windows(model) is not None:
         cache = DynamicCache()  # every layer keeps every token, as in rounds with trees

@@ -1,6 +1,5 @@
 """The round: draft, verify, accept, roll back. Every method runs through here."""
 
-from contextlib import closing
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -110,18 +109,14 @@ def speculative_decoding(
     own = logits_processor, stopping_criteria, generation_config
     batch = begin_call(model, input_ids, *own, drafter, streamer, model_kwargs, terms or Terms())
     [call] = batch.calls
-    try:
-        with closing(batch):
-            while batch.read_piece():
-                pass
-            step(batch)
-            with decodes(model):
-                while not call.finished:
-                    step(batch)
-                    call.terms.leave(batch)
-    except BaseException:
-        call.break_off()
-        raise
+    with batch:
+        while batch.read_piece():
+            pass
+        step(batch)
+        with decodes(model):
+            while not call.finished:
+                step(batch)
+                call.terms.leave(batch)
     return output(call, started, model_kwargs)
 
 

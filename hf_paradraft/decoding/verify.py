@@ -351,14 +351,15 @@ class Verifier:
         """
         end = ids.shape[1] - 1
         self.cache.forget([max(0, length - end) for length in self.cache.lengths])
-        missing = [end - length for length in self.cache.lengths]
-        if any(missing):
-            self.ended = [False] * len(ids)
-            # a compiled forward or a static cache has no room to spare
-            if self.cache.num_slots is not None:
-                self.forward, self.row_counts = self.model, None
+        self.ended = [False] * len(ids)
+        # a compiled forward or a static cache has no room to spare
+        slots = self.cache.num_slots
+        if slots is not None:
+            self.forward, self.row_counts = self.model, None
+        while any(missing := [end - length for length in self.cache.lengths]):
             if self.attention is None:
                 self.read(ids, missing[0])
             else:
-                self.read_on(list(ids), missing)
+                most = max(missing) if slots is None else slots - self.cache.end
+                self.read_on(list(ids), [min(count, most) for count in missing])
         stop_recording(self.cache.cache)

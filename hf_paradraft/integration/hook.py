@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .. import protocol
-from ..admission import admit
+from ..admission import admit, check_positions
 from ..decoding import loop
 from ..decoding.checks import ASKED, STATES, Asked, Refused, more_than_ids, postpone_max_time
 from ..decoding.joining import leave_early
@@ -125,6 +125,7 @@ def _decode(
     own = logits_processor, stopping_criteria, generation_config
     terms = admit(model, input_ids, *own, drafter, streamer, synced_gpus)
     check_same_tokenizer(model, drafter, *tokenizers)
+    check_positions(model, input_ids.shape[1], generation_config.max_length, kwargs)
     if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
         check_more_than_text(model, drafter)
     mask = kwargs.get("attention_mask")

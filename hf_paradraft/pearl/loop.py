@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -41,7 +42,7 @@ from ..decoding.recurrent import is_recurrent
 from ..decoding.tree_attention import without_cudnn_attention
 from ..decoding.trees import part
 from ..hardware import input_device
-from ..names import BaseStreamer
+from ..names import BaseStreamer, decodes
 from ..notes import of_pair
 from ..protocol import Draft, Drafter, Prefix
 from .schedule import OverlapSchedule, check_overlap
@@ -297,7 +298,7 @@ def overlapped_decoding(
     own = logits_processor, stopping_criteria, generation_config
     batch = begin_call(model, input_ids, *own, used, streamer, model_kwargs, terms)
     [call], [group] = batch.calls, batch.groups
-    with closing(batch):
+    with batch:
         check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
         call.drafter = drafter
         # two threads would take turns at torch's generator
@@ -309,17 +310,15 @@ def overlapped_decoding(
         with thread.executor:
             while batch.read_piece():
                 pass
-            while not call.finished:
-                begun, reads_prompt = perf_counter(), call.first
-                if overlapped:
-                    overlapped_step(batch, windows)
-                else:
-                    step(batch)
-                if not reads_prompt and any(
-                    len(sequence.draft) or windows.size for sequence in call.sequences
-                ):
-                    emitted = fmean(len(record.emitted) for record in call.parts())
-                    schedule.observe_round(overlapped, emitted, perf_counter() - begun)
+            take = partial(overlapped_step, batch, windows) if overlapped else partial(step, batch)
+            take()
+            with decodes(model):
+                while not call.finished:
+                    begun = perf_counter()
+                    take()
+                    if windows.size or any(len(sequence.draft) for sequence in call.sequences):
+                        emitted = fmean(len(record.emitted) for record in call.parts())
+                        schedule.observe_round(overlapped, emitted, perf_counter() - begun)
     return output(call, started, model_kwargs)
 
 

@@ -8,11 +8,11 @@ import copy
 from dataclasses import dataclass
 
 import numpy
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from ..continuous import Known, can_join
 from ..decoding.batch import Batch
-from ..decoding.cache import CroppedCache, RaggedCache, empty_cache
+from ..decoding.cache import CroppedCache, RaggedCache
 from ..decoding.checks import changes_its_scale
 from ..decoding.joining import bytes_of, row_of
 from ..decoding.recurrent import is_recurrent
@@ -59,7 +59,8 @@ def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
     """Tell whether a target goes on from what it has read as if it read all at once."""
     if drafter is not None and drafter.speculation_config.compile:
         return False
-    goes_on = can_join(target) or is_recurrent(empty_cache(target))
+    cache = DynamicCache(config=target.config.get_text_config(decoder=True))
+    goes_on = can_join(target) or is_recurrent(cache)
     return goes_on and changes_its_scale(target) is None and reads_exactly(target, False)
 
 

@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from hf_paradraft import NgramDrafter, SpeculationConfig
+from hf_paradraft import NgramDrafter, ParallelSpecDrafter, SpeculationConfig
 from hf_paradraft.decoding.verify import Verifier
 
 MIXED = Gemma3TextConfig(
@@ -105,6 +105,32 @@ def test_texts_that_ended_leave_the_forward(drafter, keeps_cache, monkeypatch):
         plain, drafted = plain.sequences, drafted.sequences
     else:
         assert rows[-1] < 4
+    assert torch.equal(plain, drafted)
+
+
+@pytest.mark.parametrize("context", [8, 512])
+@pytest.mark.parametrize(
+    "make", [near_copy, lambda target: ParallelSpecDrafter.from_target(target, "medusa", 4)]
+)
+def test_texts_leave_before_their_drafter_was_asked(make, context):
+    """There are no positions left to draft for, or no tokens are wanted."""
+    target = tiny_model(max_position_embeddings=context)
+    ids = torch.randint(1, 29, (5, 9), generator=torch.Generator().manual_seed(0))
+    options = {
+        "attention_mask": torch.ones_like(ids),
+        "do_sample": False,
+        "max_new_tokens": 30,
+        "pad_token_id": 0,
+    }
+    end = int(target.generate(ids, eos_token_id=None, **options)[0, 13])
+    plain = target.generate(ids, eos_token_id=end, **options)
+    drafted = target.generate(
+        ids,
+        eos_token_id=end,
+        assistant_model=make(target),
+        num_assistant_tokens=4 if context == 8 else 0,
+        **options,
+    )
     assert torch.equal(plain, drafted)
 
 

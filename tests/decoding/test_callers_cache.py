@@ -10,10 +10,12 @@ from transformers import (
     Lfm2Config,
     LogitsProcessor,
     MistralConfig,
+    StaticCache,
     StoppingCriteria,
 )
 
 import hf_paradraft
+from hf_paradraft.names import OUTPUT_CACHE as CACHE_FIELD
 
 PROMPTS = [[1, 2, 3, 4], [5, 6], [7, 8, 9]]
 
@@ -124,10 +126,13 @@ def test_a_call_that_raises_leaves_what_was_accepted_in_the_cache(target, where,
         assert lengths[0] == lengths[1]
 
 
-def test_a_batch_that_raises_leaves_an_even_cache(target, prompt):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_batch_that_raises_leaves_an_even_cache(target, prompt, overlap):
     """Rows go at their own pace, and the one behind had stale entries."""
     drafter = near_copy(target, 0.05)
-    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, 9, never_slower=False)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, 9, never_slower=False, overlap=overlap
+    )
     prompts = torch.cat([prompt, prompt.flip(1)])
     options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": None, "pad_token_id": 0}
     text = target.generate(prompts, **options)
@@ -152,6 +157,42 @@ def test_a_batch_that_raises_leaves_an_even_cache(target, prompt):
         for ours, theirs in zip(drafted.layers, read.layers, strict=True):
             torch.testing.assert_close(ours.keys, theirs.keys)
             torch.testing.assert_close(ours.values, theirs.values)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_static_cache_is_left_whole_after_a_text_that_ended_early(target, own):
+    """Plain decoding reads padding there, for which drafts leave little room."""
+    ids = torch.randint(1, 29, (2, 6), generator=torch.Generator().manual_seed(0))
+    options = {
+        "attention_mask": torch.ones_like(ids),
+        "do_sample": False,
+        "pad_token_id": 0,
+        "max_new_tokens": 60,
+    }
+    end = int(target.generate(ids, eos_token_id=None, **options)[0, 12])
+    drafter = near_copy(target, 0.05)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False)
+    made = []
+    for assistant in (None, drafter):
+        cache = StaticCache(config=target.config, max_cache_len=80)
+        given = {CACHE: cache} if own else {"cache_implementation": "static"}
+        made.append(
+            target.generate(
+                ids,
+                eos_token_id=end,
+                return_dict_in_generate=True,
+                assistant_model=assistant,
+                **given,
+                **options,
+            )
+        )
+    plain, drafted = made
+    assert torch.equal(plain.sequences, drafted.sequences)
+    assert int((plain.sequences[0] == 0).sum()) > 40
+    length = plain[CACHE_FIELD].get_seq_length()
+    assert drafted[CACHE_FIELD].get_seq_length() == length
+    for ours, theirs in zip(drafted[CACHE_FIELD].layers, plain[CACHE_FIELD].layers, strict=True):
+        torch.testing.assert_close(ours.keys[:, :, :length], theirs.keys[:, :, :length])
 
 
 def test_a_callers_sliding_cache_goes_on_sliding():

@@ -4,6 +4,7 @@ paper's.
 
 import threading
 import time
+from contextlib import contextmanager
 from functools import wraps
 
 import pytest
@@ -239,6 +240,26 @@ def test_an_error_on_either_side_ends_both(where, prompt):
             "drafter" in thread.name for thread in threading.enumerate()
         )
     assert_lossless(target, drafter, prompt, **options)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rounds_decode_in_the_mode_that_plain_decoding_decodes_in(overlap, prompt, monkeypatch):
+    target, entered = tiny_model(), []
+
+    @contextmanager
+    def optimise():
+        entered.append(True)
+        yield
+
+    monkeypatch.setattr(target, "_optimize_model_for_decode", optimise, raising=False)
+    drafter = near_copy(target, 0.03)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(
+        4, None, never_slower=False, overlap=overlap
+    )
+    check_reads(target, several=False)
+    entered.clear()
+    target.generate(prompt, do_sample=False, max_new_tokens=20, assistant_model=drafter)
+    assert entered == [True]
 
 
 def test_drafters_that_need_the_target_do_not_overlap(prompt):

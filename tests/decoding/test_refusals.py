@@ -39,6 +39,24 @@ def test_unsupported_options_are_refused_before_any_forward(
     assert not calls
 
 
+ROPE = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+
+
+@pytest.mark.parametrize("more", [{}, {"rope_parameters": ROPE}])
+def test_positions_ahead_of_the_tokens_are_refused_where_they_may_pass_the_context(more, prompt):
+    """Tokens alone would not: drafts counted on that. Within the context they are served."""
+    target = tiny_model(max_position_embeddings=40, **more)
+    drafter = near_copy(target)
+    positions = torch.arange(prompt.shape[1])[None]
+    options = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 12}
+    for shift in (0, 3):
+        given = {"position_ids": positions + shift, **options}
+        plain = target.generate(prompt, **given)
+        assert torch.equal(plain, target.generate(prompt, assistant_model=drafter, **given))
+    with pytest.raises(ValueError, match="run ahead of its tokens"):
+        target.generate(prompt, assistant_model=drafter, position_ids=positions + 30, **options)
+
+
 def test_a_criterion_that_raises_spoils_no_later_call(target, drafter, prompt):
     class Broken(StoppingCriteria):
         def __call__(self, input_ids, scores, **kwargs):

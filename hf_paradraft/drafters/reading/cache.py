@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import BoolTensor, LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
-from transformers import Cache, PreTrainedModel, StaticLayer
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticLayer
 from transformers.utils import logging
 
 from ...decoding.cache import (
     SLOTS,
     RaggedCache,
-    empty_cache,
     replace_layers,
     static_cache,
     use_plain_layers,
@@ -34,7 +33,7 @@ def plain_cache(model: PreTrainedModel, num_slots: int = 0) -> Cache:
     """
     if num_slots:
         return static_cache(model, num_slots)
-    cache = empty_cache(model)
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     use_plain_layers(cache, 0)
     return cache
 

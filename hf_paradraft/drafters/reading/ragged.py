@@ -192,11 +192,12 @@ class RaggedDrafting(Drafting):
         return True
 
     def select(self, rows: list[int]) -> None:
-        """Implement `Drafting.select`."""
+        """Implement `Drafting.select`; there is nothing to do before it has begun."""
+        if self.cache is None:
+            return
         self.settle()
         self.rows = [self.rows[row] for row in rows]
-        if self.cache is not None:
-            select_cache(self.cache, rows)
+        select_cache(self.cache, rows)
         for mask in self.masks.values():
             select_masks(mask, rows)
 
