@@ -4,6 +4,7 @@ writing whole or not at all.
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -307,11 +308,14 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def drop_old_pieces(folder: Path) -> None:
-    """Remove an index and pieces of weights, where a whole file has taken their place."""
+    """Remove an index and its pieces, where weights in one piece have taken their place."""
     index = folder / INDEX
     if (folder / WHOLE).exists() and index.exists():
-        for old in (index, *folder.glob("model-?????-of-?????.safetensors")):
-            old.unlink()
+        named = read_json(index).get("weight_map")
+        index.unlink()
+        for piece in {*named.values()} if isinstance(named, dict) else ():
+            if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", str(piece)):
+                (folder / piece).unlink(missing_ok=True)
 
 
 def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:

@@ -70,6 +70,10 @@ def _once(values: Iterable) -> tuple:
 def _writable(*files: Path | None, plot: Path | None = None) -> None:
     """Know before an hour of measuring that the results will have a place."""
     named = [file for file in files if file is not None]
+    if len({file.resolve() for file in named}) < len(named):
+        raise typer.BadParameter(
+            f"{named[0].name} is named twice: what is written later would replace it."
+        )
     for file in named:
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder: name a file.")
