@@ -28,11 +28,11 @@ class Method:
     """A way to generate that is measured.
 
     Attributes:
-        name: begins with `plain`, `assisted`, `prompt-lookup`, or the name of a kind of drafter.
+        name: a name that begins with `plain`, `assisted`, `prompt-lookup`, or a kind of drafter.
         arguments: keywords of `generate`.
         drafter: our drafter, which counts its own rounds; None for other methods, whose forwards
             are counted from outside.
-        config: the options of our drafter in these calls.
+        config: the options of our drafter in these calls; None: its own.
         threads: CPU threads of a call; None: all that torch has.
         batches: whether it takes more than one prompt at a time.
     """
@@ -51,15 +51,17 @@ class Method:
         before = None if drafter is None else drafter.speculation_config
         told = logging.getLogger("transformers.generation.utils")
         told.addFilter(_keep_record)
-        torch.set_num_threads(self.threads or threads)
-        if drafter is not None:
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if self.config is not None:
             drafter.speculation_config = self.config
         try:
             yield
         finally:
-            if drafter is not None:
+            if self.config is not None:
                 drafter.speculation_config = before
-            torch.set_num_threads(threads)
+            if self.threads is not None:
+                torch.set_num_threads(threads)
             told.removeFilter(_keep_record)
 
 
