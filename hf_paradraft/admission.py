@@ -219,8 +219,8 @@ def budget_of(
 
     Args:
         model, drafter: the pair.
-        decides: whether it is asked; if not, nothing has to be measured.
-        depth, batch_size, row_counts: as for `Budget`.
+        decides: whether the budget is asked; if not, nothing has to be measured.
+        depth, batch_size, row_counts: those of `Budget`.
         use: further options that calls may differ in.
     """
     latency = row_latency(model) if decides else RowLatency([1], [1.0])

@@ -33,7 +33,7 @@ def render_chat(
     """Render a conversation as text, by the tokenizer's chat template.
 
     Args:
-        tokenizer: has a chat template.
+        tokenizer: a tokenizer with a chat template.
         messages: the turns.
         opened: whether the assistant's next turn is begun.
         tools: JSON schemas of the tools that the model was offered.
@@ -201,7 +201,7 @@ class Detokeniser:
     """Text of tokens as they come, whole characters only; special tokens have none.
 
     Args:
-        tokenizer: decodes.
+        tokenizer: the target's tokenizer.
         prompt: the tokens before.
     """
 

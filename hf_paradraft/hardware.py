@@ -79,8 +79,8 @@ def pack(model: nn.Module) -> int:
     decoding with the packed model. The weights are held twice.
 
     Args:
-        model: in fp32, or in bf16 on a CPU with instructions for it; layers on a GPU, quantised or
-            wrapped ones stay as they are.
+        model: a model in fp32, or in bf16 on a CPU with instructions for it; layers on a GPU,
+            quantised or wrapped ones stay as they are.
 
     Returns:
         The number of layers that were packed.

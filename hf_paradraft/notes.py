@@ -26,7 +26,7 @@ def notes_on(*owners: Any) -> Notes:
     The table lives as long as all of them, and keeps none alive.
 
     Args:
-        owners: hashable, and open to weak references.
+        owners: objects that can be hashed, and weakly referenced.
     """
     notes = _everything
     for owner in owners:

@@ -165,7 +165,7 @@ def wrap_pipelines(is_drafter: Callable[[Any], bool]) -> None:
     Their loader asks an assistant for a config, which drafters need not have.
 
     Args:
-        is_drafter: tells whether an object given as `assistant_model` is a drafter.
+        is_drafter: a function that tells whether an `assistant_model` is a drafter.
     """
     base = import_module("transformers.pipelines.base")
     load = getattr(base, "load_assistant_model", None)

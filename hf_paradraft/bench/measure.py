@@ -105,8 +105,8 @@ def run(
     """Generate with a method, drawn from the settings' seed, and measure the call.
 
     Args:
-        target, settings, pad_token_id: as for `bench`.
-        method, batch, temperature, index: for this call.
+        target, settings, pad_token_id: those of `bench`.
+        method, batch, temperature, index: those of this call.
 
     Returns:
         The new tokens, int64 `(rows, new)`, on the CPU, and the measurement without `same`.
@@ -188,15 +188,16 @@ def bench(
     """Measure the time of every method on every prompt; the first method is the reference.
 
     Args:
-        target: on its device, in its dtype, in evaluation mode.
-        methods: plain first, with which the others are compared.
-        prompts: each run by all methods before the next, by another one first each time.
+        target: the target on its device, in its dtype, in evaluation mode.
+        methods: the methods, plain first, with which the others are compared.
+        prompts: the prompts; all methods answer one before the next, another one first each time.
         settings: lengths, batches, temperatures, repeats.
-        pad_token_id: for prompts of different lengths; needed for batches.
+        pad_token_id: the padding of prompts of different lengths; needed for batches.
         done: measurements from before a stop, which are not made again.
-        save: told all measurements after each prompt.
-        progress: show a bar.
-        enough: asked before each prompt but the first, whether to leave out the rest.
+        save: a function that is told all measurements after each prompt.
+        progress: whether a bar is shown.
+        enough: a function that is asked before each prompt but the first, whether to leave out the
+            rest.
 
     Returns:
         Measurements in the order of prompts and methods. Where the target is fp32, greedy ones know

@@ -211,14 +211,15 @@ def compare(
     A stopped run goes on from the measurements in `FILE.part`, next to `file`.
 
     Args:
-        target: on its device, in its dtype, in evaluation mode.
-        methods: plain first.
+        target: the target on its device, in its dtype, in evaluation mode.
+        methods: the methods, plain first.
         prompts: the prompts of all categories.
-        console: prints the tables.
+        console: the console for the tables.
         settings: lengths, batches, temperatures, repeats.
-        pad_token_id: needed for batches.
-        file: gets the records as JSON.
-        equality: compare outputs in fp32 too, in a second pass; a quantised target is never asked.
+        pad_token_id: the padding token, needed for batches.
+        file: the file for the records, as JSON.
+        equality: whether outputs are compared in fp32 too, in a second pass; those of a quantised
+            target never are.
         reference: the files that drafts are copied from; a run is continued only with the same
             ones, and with models of the same weights.
 

@@ -170,7 +170,7 @@ class Models:
     """A target, a drafter for it, and the models that they are compared with.
 
     Attributes:
-        target, drafter: loaded, in evaluation mode.
+        target, drafter: the loaded models, in evaluation mode.
         parent: an autoregressive small model, or None.
         tokenizer: the target's.
         others: more drafters for it: those that were named, or that come with this library.

@@ -30,8 +30,8 @@ class ColourStreamer(RoundStreamer):
     The target's own tokens are plain.
 
     Args:
-        tokenizer: decodes.
-        console: prints.
+        tokenizer: the target's tokenizer.
+        console: the console to print on.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, console: Console):
@@ -174,14 +174,14 @@ def compare_within(
     neither in float32 nor quantised.
 
     Args:
-        target: as for `bench`.
-        methods: plain first.
-        prompts: in the order in which they are worth asking.
-        console: shows the table.
-        settings: as for `bench`; answers are cut shorter where the machine is so slow that not
+        target: the target, as for `bench`.
+        methods: the methods, plain first.
+        prompts: the prompts, those first that are most worth asking.
+        console: the console for the table.
+        settings: those of `bench`; answers are cut shorter if the machine is so slow that not
             three prompts would fit.
-        seconds: for everything; one prompt is always asked.
-        plain_rate: plain tokens per second.
+        seconds: the time for everything; one prompt is always asked.
+        plain_rate: plain decoding's tokens per second.
     """
     begun = perf_counter()
     second_pass = (

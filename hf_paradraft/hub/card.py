@@ -27,8 +27,8 @@ class CardFields:
         base_model: the model it was made from, a name or a folder.
         kind: the beginning of the names of its own rows in `bench.json`.
         name: its folder's name, by which `bench` tells drafters of a kind apart.
-        provenance: how to use it, and how it was trained.
-        values: for the template.
+        provenance: its use and its training.
+        values: further values of the template.
     """
 
     template: str
@@ -91,7 +91,7 @@ def render_card(
     Args:
         folder: a saved drafter. `bench.json`, if it is there, gives the measured table: write it
             with `paradraft bench --json`.
-        repo_id: where it goes.
+        repo_id: the repository it goes to.
         fields: the fields of its kind.
         license: as the Hub names it.
 

@@ -177,10 +177,10 @@ def upload(
     Args:
         folder: the folder to commit.
         repo_id: `user/name`; made if it does not exist.
-        repo_type, space_sdk: as for `HfApi.create_repo`.
-        private: for a new repository.
+        repo_type, space_sdk: those of `HfApi.create_repo`.
+        private: whether a new repository is private.
         revision: branch, made from main if it does not exist.
-        create_pr: propose the commit instead.
+        create_pr: whether the commit is only proposed.
         token: default: the stored one.
         commit_message: title of the commit.
         without: patterns of the files to take away.

@@ -45,9 +45,9 @@ def export(
         source: folder or Hub id of a drafter; or a `.gguf` file of a causal LM, which becomes a
             folder of ordinary weights.
         output: a new folder.
-        engine: who loads it.
+        engine: the engine that loads it.
         target: folder or Hub id; its vocabulary has to be the drafter's in vLLM and TensorRT-LLM.
-        pad: widen the drafter's vocabulary to the target's.
+        pad: whether the drafter's vocabulary is widened to the target's.
 
     Returns:
         The command line or code that uses it.

@@ -206,7 +206,7 @@ class ProcessDrafting(Drafting):
 
     Args:
         drafter: the drafter with the process.
-        config: how drafts are shaped.
+        config: the options of the call.
         max_length: tokens of a sequence at most.
     """
 

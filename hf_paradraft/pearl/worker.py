@@ -28,7 +28,7 @@ class Worker:
 
     Args:
         drafter, target: the target without weights, which a drafter reads sizes of.
-        config: how drafts are shaped.
+        config: the options of the call.
         max_length: tokens of a sequence at most.
     """
 

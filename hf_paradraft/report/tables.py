@@ -173,8 +173,8 @@ def markdown(rows: Sequence[Record], by_category: bool = True) -> str:
 
     Args:
         rows: from `records`.
-        by_category: with a column for each category's speed-up; else two, for the best and the
-            worst.
+        by_category: whether each category's speed-up has a column; else there are two, for the
+            best and the worst.
     """
     grouped = list(groups(rows))
     parts = []
