@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import LongTensor, Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW, Muon
 
 from .losses import mixed, rejection
@@ -44,20 +45,22 @@ class AnchorCollator(ChoosingCollator):
             which the first time is the anchor, `before`, their ids, and `labels` in the target's
             ids, -100 from the first token on that is not to be learned.
         """
+
+        def pad(name: str, value: int) -> Tensor:
+            columns = [torch.tensor(sample[name]) for sample in samples]
+            return F.pad(pad_sequence(columns, True, value), (0, self.count), value=value)
+
         lengths = torch.tensor([len(sample["input_ids"]) for sample in samples])
-        shape = len(samples), int(lengths.max()) + self.count
-        ids, labels = torch.zeros(shape, dtype=torch.long), torch.full(shape, IGNORED)
+        ids, labels = pad("input_ids", 0), pad("labels", IGNORED)
         anchors = torch.full((len(samples), self.num_anchors), -1)
-        for row, (sample, length) in enumerate(zip(samples, lengths.tolist(), strict=True)):
-            ids[row, :length] = torch.tensor(sample["input_ids"])
-            labels[row, :length] = torch.tensor(sample["labels"])
+        for row, sample in enumerate(samples):
             possible = (labels[row, 1:] != IGNORED).nonzero()[:, 0]
             possible = possible[possible > 0]  # a context of one token at least
             drawn = torch.randperm(len(possible), generator=self.generator(sample))
             chosen = possible[drawn[: self.num_anchors]].sort()[0]
             anchors[row, : len(chosen)] = chosen
         places = anchors.clamp(min=0)[..., None] + torch.arange(self.count)
-        after = (places + 1).clamp(max=shape[1] - 1)
+        after = (places + 1).clamp(max=ids.shape[1] - 1)
         following = labels.gather(1, after.flatten(1)).view_as(places)
         unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
         return {

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import BoolTensor, LongTensor, Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 IGNORED = -100  # the label of tokens that are not to be learned
 # numbers of rows are multiples of it: for each new one a CPU compiles kernels, and keeps them
@@ -240,16 +241,10 @@ class RowCollator(ChoosingCollator):
             label -100 and depth -1, and with `dense_masks`, `attention_mask`, bool `(B, 1, R, R)`.
         """
         rows = [self.rows(sample) for sample in samples]
-        width = max(len(sample["input_ids"]) for sample in rows)
-        width += -width % SHAPES
 
         def pad(name: str, value: int) -> Tensor:
-            return torch.stack(
-                [
-                    F.pad(sample[name], (0, width - len(sample[name])), value=value)
-                    for sample in rows
-                ]
-            )
+            columns = pad_sequence([sample[name] for sample in rows], True, value)
+            return F.pad(columns, (0, -columns.shape[1] % SHAPES), value=value)
 
         depths, positions = pad("depths", -1), pad("position_ids", 0)
         batch = {
@@ -261,7 +256,7 @@ class RowCollator(ChoosingCollator):
         if not self.dense_masks:
             return batch
         # padding rows see themselves: no empty softmax
-        mask = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1)
+        mask = torch.eye(depths.shape[1], dtype=torch.bool).repeat(len(rows), 1, 1)
         for index, sample in enumerate(rows):
             depth, position = sample["depths"], sample["position_ids"]
             length = len(sample["depths"])
