@@ -175,25 +175,18 @@ class FollowTarget(TrainerCallback):
         """
         begun, model = time.perf_counter(), innermost(target)
         rows = len(model.get_input_embeddings().weight)
-        # no images
-        whole = [
+        whole = [  # no images
             text
             for text in self.texts
             if text["length"] > 2 and 0 <= min(text["input_ids"]) <= max(text["input_ids"]) < rows
         ]
-        learned, judged = (
-            [text for text in whole if text["held"] is held] for held in (False, True)
-        )
+        learned = [text for text in whole if not text["held"]]
+        judged = [text for text in whole if text["held"]]
         if not learned or not judged:
             return None
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
-            trainer = self._trainer(
-                model,
-                (learned, judged),
-                folder,
-                arguments,
-                self.batch_size if interrupted is None else 1,
-            )
+            at_once = self.batch_size if interrupted is None else 1
+            trainer = self._trainer(model, (learned, judged), folder, arguments, at_once)
             if interrupted is not None:
                 trainer.add_callback(_Interruption(interrupted))
             old, kept = copy.deepcopy(self.pupil.state_dict()), False
@@ -205,9 +198,8 @@ class FollowTarget(TrainerCallback):
                 except ValueError as error:  # the loss is no number any more
                     logger.warning("The drafter has learned nothing. %s", error)
                 if kept := after is not None and after < before:
-                    for mine, taught in zip(
-                        self.drafter.parameters(), self.pupil.parameters(), strict=True
-                    ):
+                    pairs = zip(self.drafter.parameters(), self.pupil.parameters(), strict=True)
+                    for mine, taught in pairs:
                         mine.data.copy_(taught.data)
             except _GivenUp:
                 return None
@@ -242,8 +234,7 @@ class FollowTarget(TrainerCallback):
         outer: dict[str, Any] = {"use_cpu": self.pupil.device.type == "cpu"}
         if arguments is not None:
             outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}
-            # else its trainer's is reset
-            outer["accelerator_config"] = {"use_configured_state": True}
+            outer["accelerator_config"] = {"use_configured_state": True}  # its trainer's stays
         inner = TrainingArguments(
             output_dir=folder,
             max_steps=self.num_steps,
