@@ -11,7 +11,6 @@ from tiny import MASK, near_copy, tiny_model, with_noise_adapter, with_prompts
 from transformers import LlamaConfig
 
 import hf_paradraft
-from hf_paradraft.drafters.blocks.config import BlockConfig
 from hf_paradraft.drafters.eagle3.config import Eagle3Config
 
 VOCAB, ROWS = 32, 400
@@ -118,11 +117,8 @@ def eagle(parallel):
 
 def relative(kind, **options):
     """An untrained relative of DFlash whose head has a say."""
-    config = BlockConfig.for_target(
-        TARGET, 1, 2, block_size=4, mask_token_id=MASK, fill_in=True, **options
-    )
     torch.manual_seed(2)
-    drafter = kind(config).started_beside(TARGET)
+    drafter = kind.from_target(TARGET, MASK, 1, 4, 2, **options)
     for name, parameter in drafter.named_parameters():
         if name.startswith(("selector", "refiner", "injection")):
             torch.nn.init.normal_(parameter, std=0.5)

@@ -18,7 +18,6 @@ from transformers import PreTrainedModel
 
 import hf_paradraft
 from hf_paradraft.drafters import kind_of
-from hf_paradraft.drafters.blocks.config import BlockConfig
 from hf_paradraft.drafters.formats.files import weights_in
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import read_json
@@ -86,9 +85,7 @@ def test_it_is_a_model_of_transformers(name, load):
 
 def test_a_field_that_a_config_does_not_have_is_refused():
     with pytest.raises(TypeError, match="BlockConfig has no field embeding_scale"):
-        BlockConfig.for_target(
-            TARGET, 1, 2, block_size=4, mask_token_id=0, fill_in=True, embeding_scale=2.0
-        )
+        hf_paradraft.DFlashDrafter.from_target(TARGET, 0, 1, 4, 2, embeding_scale=2.0)
 
 
 @pytest.mark.parametrize(("proposed", "fill_in"), [(None, False), (6, False), (5, True)])

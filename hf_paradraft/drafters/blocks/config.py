@@ -8,13 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-from transformers import PreTrainedConfig, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedConfig
 
-from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..formats import deepspec, speculators, transformers, zlab
 from ..formats.layout import DrafterConfig, matching
-from ..layers import sizes_of
 
 LAYOUTS = (
     speculators.BLOCK_LAYOUT,
@@ -128,41 +126,6 @@ class BlockConfig(DrafterConfig):
         if self.refiner_rank:
             pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
         return pairs
-
-    @classmethod
-    def for_target(
-        cls, target: PreTrainedModel, num_layers: int, num_features: int, **options: Any
-    ) -> BlockConfig:
-        """Make the config of an untrained drafter.
-
-        Args:
-            target: a decoder-only causal LM.
-            num_layers: the number of the drafter's layers, Qwen3's in the target's sizes.
-            num_features: layers of the target that it reads, spread evenly.
-            options: further fields of the config.
-
-        Raises:
-            ValueError: the target has fewer layers than are to be read.
-        """
-        config, total = target.config.get_text_config(), len(layers_of(target))
-        if not 1 <= num_features <= total:
-            raise ValueError(
-                f"The target has {total} layers: {num_features} of them cannot be read."
-            )
-        chosen = (
-            zlab.spread(num_features, total)
-            if total > 4 or num_features == 1
-            else tuple(range(num_features))
-        )
-        return cls(
-            layers=Qwen3Config(**sizes_of(target), num_hidden_layers=num_layers),
-            features=tuple(dict.fromkeys(min(max(0, key), total - 1) for key in chosen)),
-            target_hidden_size=config.hidden_size,
-            target_layers=total,
-            vocab_size=config.vocab_size,
-            window_from_anchor=True,
-            **options,
-        )
 
 
 def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:

@@ -12,9 +12,10 @@ from typing import Any, Self
 
 import torch
 from torch import LongTensor, Tensor, nn
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, PreTrainedModel, Qwen3Config
 
 from ...decoding.cache import RaggedCache
+from ...decoding.features import layers_of
 from ...decoding.tree_attention import attention_windows
 from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
@@ -24,7 +25,8 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.identify import DFLASH
 from ..formats.speculators import blocks_config
 from ..formats.tensors import BLOCKS, published
-from ..layers import StackMasks, run, turns
+from ..formats.zlab import spread
+from ..layers import StackMasks, run, sizes_of, turns
 from ..reading.cache import compiled_method, make_room, plain_cache, side_by_side
 from ..reading.context import ContextDrafting
 from .config import BlockConfig, block_config
@@ -124,10 +126,20 @@ class DFlashDrafter(FeatureDrafter):
         Raises:
             ValueError: options that do not fit the target.
         """
-        config = BlockConfig.for_target(
-            target,
-            num_layers,
-            num_features,
+        text, total = target.config.get_text_config(), len(layers_of(target))
+        if not 1 <= num_features <= total:
+            raise ValueError(
+                f"The target has {total} layers: {num_features} of them cannot be read."
+            )
+        spread_out = total > 4 or num_features == 1
+        chosen = spread(num_features, total) if spread_out else range(num_features)
+        config = BlockConfig(
+            layers=Qwen3Config(**sizes_of(target), num_hidden_layers=num_layers),
+            features=tuple(dict.fromkeys(min(max(0, key), total - 1) for key in chosen)),
+            target_hidden_size=text.hidden_size,
+            target_layers=total,
+            vocab_size=text.vocab_size,
+            window_from_anchor=True,
             block_size=block_size,
             mask_token_id=mask_token_id,
             draft_vocab_size=None if vocabulary is None else len(vocabulary),
