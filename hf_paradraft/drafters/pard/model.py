@@ -92,7 +92,6 @@ class PardDrafter(SavedDrafter):
     def load_folder(
         cls,
         folder: DrafterFolder,
-        *args: Any,
         mask_token_id: int | None = None,
         target_independent: bool = False,
         **kwargs: Any,
@@ -104,7 +103,7 @@ class PardDrafter(SavedDrafter):
             mask_token_id: the id to take instead of the config's.
             target_independent: draft without the target's hidden states, where a PARD-2 drafter
                 would read them.
-            args, kwargs: as for `AutoModelForCausalLM.from_pretrained`.
+            kwargs: arguments of `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
             OSError: a damaged file.
@@ -116,13 +115,11 @@ class PardDrafter(SavedDrafter):
                 "version 0.3): train an MTP layer, which is faster, or load it with that version."
             )
         tensor_names(folder.path)
-        if not (reads_features := folder.identified == PARD2):
+        projection = None
+        if folder.identified != PARD2:
             refuse_foreign(folder.identified)
-        projection = (
-            Projection.read(folder.path, folder.config)
-            if reads_features and not target_independent
-            else None
-        )
+        elif not target_independent:
+            projection = Projection.read(folder.path, folder.config)
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
             folder.path, trust_remote_code=False
         )
@@ -131,10 +128,8 @@ class PardDrafter(SavedDrafter):
         mask_token_id = read_mask_token_id(config, mask_token_id)
         drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
         load = super(SavedDrafter, drafter_type).from_pretrained
-        name = drafter_type.__bases__[1].__name__
-        drafter = _prepare(
-            load_whole(load, name, folder.path, config, args, kwargs), mask_token_id, str(folder)
-        )
+        loaded = load_whole(load, drafter_type.__name__, folder.path, config, (), kwargs)
+        drafter = _prepare(loaded, mask_token_id, str(folder))
         if (
             projection is not None
             and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]
