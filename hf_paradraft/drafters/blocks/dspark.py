@@ -157,17 +157,17 @@ class DSparkDrafter(DFlashDrafter):
                 drafter.markov.after.weight.zero_()
         return drafter
 
-    def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor | None:
+    def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor:
         """Compute the recurrent head's memory before the first guess, from a block's first row.
 
-        None: the head is not recurrent, or blocks are not filled in.
+        It is zeros if the head is not recurrent, or blocks are not filled in.
 
         Args:
             anchors: int64 `(…,)`, the newest tokens.
             states: `(…, block size, d)`, the states of all rows of a block.
         """
         if self.markov.kind != "rnn" or not self.config.fill_in:
-            return None
+            return states.new_zeros(self.markov.rank)
         return self.markov(anchors, states[..., 0, :])[1]
 
     def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
@@ -185,20 +185,16 @@ class DSparkDrafter(DFlashDrafter):
         """Implement `DFlashDrafter.bias_after`."""
         if (markov := self.markov) is None:
             return None
-        first, states = self.first_memory(text[-1], states), self.guesses(states)
-        begin = states.new_zeros(markov.rank) if first is None else first
+        begin, states = self.first_memory(text[-1], states), self.guesses(states)
 
         @torch.no_grad()
         def bias(
             depths: LongTensor, tokens: LongTensor, memories: list[Any]
         ) -> tuple[Tensor, list[Any]]:
             before = torch.stack([begin if memory is None else memory for memory in memories])
-            biases, memory = markov(
-                tokens.to(states.device), states[depths.to(states.device)], before
-            )
-            return biases[..., : logits.shape[-1]], [None] * len(
-                tokens
-            ) if memory is None else list(memory)
+            rows = states[depths.to(states.device)]
+            biases, after = markov(tokens.to(states.device), rows, before)
+            return biases[..., : logits.shape[-1]], list(before if after is None else after)
 
         return bias
 

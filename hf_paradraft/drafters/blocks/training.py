@@ -17,7 +17,6 @@ from ...protocol.drafter import FeatureKey
 from ...training.anchors import AnchorTraining
 from ...training.run import RunInputs, option
 from ...training.target_training import unused_token
-from ..layers import run
 from .dspark import DSparkDrafter
 from .model import DFlashDrafter
 
@@ -78,13 +77,8 @@ class Blocks(torch.nn.Module):
         fed = torch.full_like(positions, drafter.config.mask_token_id)
         fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
         seen = block_mask(anchors, width, size)
-        hidden = run(
-            drafter.stack,
-            drafter.embed(fed.flatten(1)),
-            additive(seen, drafter.dtype),
-            positions.flatten(1),
-            cache,
-        )
+        mask = additive(seen, drafter.dtype)
+        hidden = drafter.forward_block(fed.flatten(1), mask, positions.flatten(1), cache)
         hidden = drafter.guesses(hidden.unflatten(1, (-1, size)))
         guesses = {"logits": drafter.base_logits(hidden)}
         if isinstance(drafter, DSparkDrafter):
