@@ -132,13 +132,11 @@ class Gemma4Drafter(KeyValueDrafter):
         all_of_them = config.get("num_centroids", 2048)
         if config.get("use_ordered_embeddings") and chosen > all_of_them:
             raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
-        saved = folder.provenance.get("speculation_config")
         wanted = kwargs.pop("speculation_config", None)
         model = load_model(folder.path, **kwargs)
         _check_centroids(model, folder.path)
-        return cls(
-            model, wanted or (None if saved is None else SpeculationConfig.from_saved(saved))
-        )
+        saved = folder.provenance.get("speculation_config")
+        return cls(model, wanted or SpeculationConfig.from_saved(saved))
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""
