@@ -119,6 +119,12 @@ MUTATIONS = [
     ("decoding/joining.py", "slots - states.shape[2]", "slots - states.shape[2] + 1", JOINED),
     ("decoding/joining.py", "attention.offsets[rows] + count", "attention.offsets[rows]", JOINED),
     (
+        "decoding/joining.py",
+        "sequence.length - 1 - begin",
+        "sequence.length - begin",
+        ["tests/serve/test_scheduler.py"],
+    ),
+    (
         "decoding/growing.py",
         "self.indices[self.parents[node]]",
         "-1",
