@@ -226,7 +226,8 @@ class Scheduler:
             if not goes_on:
                 self.entering.remove(job)
                 longest = max(one.rest for one in (*self.ready, job))
-                if (len(self.ready) + 1) * longest > self.shared:
+                most = self.shared * (1 if self.running else 2)
+                if (len(self.ready) + 1) * longest > most:
                     self._join()
                 self.ready.append(job)
         self._join()
