@@ -77,13 +77,15 @@ class NoDrafter(Drafter, Drafting):
 def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
     """Tell whether a target's sequences may join a batch and leave it between rounds.
 
-    They may where the target takes masks and positions as they are given and has no beams, and
-    neither it nor the drafter wants a static cache.
+    They may where the target takes masks and positions as they are given, one position a token, and
+    has no beams, and neither it nor the drafter wants a static cache.
     """
-    options = target.generation_config
+    options, text = target.generation_config, target.config.get_text_config()
+    several_positions = "mrope_section" in str(getattr(text, "rope_parameters", ""))
     compiled = drafter is not None and drafter.speculation_config.compile
     dynamic = options.cache_implementation in (None, "dynamic") and not compiled
     takes_masks = attention_windows(target) is not None and not reads_its_own_way(target)
+    takes_masks = takes_masks and not several_positions
     return takes_masks and options.num_beams in (None, 1) and dynamic
 
 

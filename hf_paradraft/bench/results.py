@@ -21,6 +21,7 @@ from ..decoding.latency import measure as measure_latency
 from ..decoding.tree_attention import attention_windows
 from ..files import other_settings, read_json, write_json, write_whole
 from ..hardware import device_name
+from ..protocol import Drafter
 from ..report.tables import table
 from ..training.target import fingerprint
 from .measure import Measurement, Settings, bench, check_equality
@@ -275,18 +276,14 @@ def compare(
 
 
 def _weights(assistant: Any) -> list[str]:
-    """Fingerprint an assistant's weights; the list is empty without weights.
+    """Fingerprint the weights of an assistant, or of its parts; the list is empty without any.
 
     Fingerprints tell an assistant from one of the same name that was trained anew.
     """
-    parts = (
-        [assistant]
-        if isinstance(assistant, torch.nn.Module)
-        else vars(assistant).values()
-        if assistant is not None
-        else ()
-    )
-    modules = [
-        torch.nn.ParameterList([part]) if isinstance(part, torch.Tensor) else part for part in parts
-    ]
-    return [fingerprint(module) for module in modules if isinstance(module, torch.nn.Module)]
+    if isinstance(assistant, torch.nn.Module):
+        return [fingerprint(assistant)]
+    if isinstance(assistant, torch.Tensor):
+        return [fingerprint(torch.nn.ParameterList([assistant]))]
+    parts = vars(assistant) if isinstance(assistant, Drafter) else assistant
+    values = parts.values() if isinstance(parts, dict) else ()
+    return [weights for part in values for weights in _weights(part)]

@@ -86,7 +86,7 @@ class Call:
         begin: tokens of the prompts, padding included.
         judged: tokens of the batch that `criteria` have been asked about.
         done: what they said so far, of each sequence.
-        first: whether the forward that reads the prompt is still to come.
+        first: whether its first round is still to come.
         error: what ended it, in a batch of several calls, which go on.
     """
 

@@ -266,7 +266,7 @@ class DraftBuilder:
         """
         tokens, parents, acceptance = draft.tokens, draft.parents, draft.acceptance
         most = self.config.max_nodes
-        counts = {len(tokens), len(parents), len(acceptance or parents)}
+        counts = {len(tokens), len(parents), len(parents if acceptance is None else acceptance)}
         if tokens.ndim != 1 or tokens.is_floating_point() or len(counts) > 1:
             raise ValueError(
                 f"{self.author} gave tokens of shape {tuple(tokens.shape)}, {tokens.dtype}, with "

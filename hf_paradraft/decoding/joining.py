@@ -55,8 +55,8 @@ def read_together(batches: list[Batch]) -> Batch:
     ]
     if any(counts):
         verifier.read_on([sequence.ids[0] for sequence in sequences], counts)
-    batch.groups = []
-    for group in groups:  # drafters join that have begun
+    batch.groups = groups
+    for group in groups:
         group.features.collect()
         group.drafting.observe(
             [
@@ -69,6 +69,8 @@ def read_together(batches: list[Batch]) -> Batch:
                 for sequence in group.sequences
             ]
         )
+    batch.groups = []
+    for group in groups:  # their drafters have begun
         _add_group(batch, group)
     _count(batch)
     return batch

@@ -336,7 +336,7 @@ class Verifier:
         for wanted in runs:
             triples = zip(texts, self.cache.lengths, wanted, strict=True)
             new = [text[length : length + some] for text, length, some in triples]
-            last = torch.tensor([max(wanted) - 1], device=texts[0].device)
+            last = torch.tensor([max(wanted) - 1], device="cpu")
             # nothing follows from their logits
             few = {"logits_to_keep": last} if "logits_to_keep" in self.model_kwargs else {}
             self._run(new, nothing, **few)

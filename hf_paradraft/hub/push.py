@@ -259,7 +259,9 @@ def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
         return False
 
 
-def push_recipe(repo_id: str, private: bool | None = None) -> CommitInfo:
+def push_recipe(
+    repo_id: str, private: bool | None = None, token: str | bool | None = None
+) -> CommitInfo:
     """Publish the decoding loop as a `custom_generate` recipe.
 
     It is used as `generate(custom_generate=repo_id, trust_remote_code=True)`.
@@ -270,10 +272,12 @@ def push_recipe(repo_id: str, private: bool | None = None) -> CommitInfo:
             shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=NO_CACHES
         )
         _name_in_card(whole, "REPO_ID", repo_id)
-        return upload(whole, repo_id, "model", private, commit_message="Upload recipe")
+        return upload(whole, repo_id, "model", private, token=token, commit_message="Upload recipe")
 
 
-def push_space(repo_id: str, private: bool | None = None) -> CommitInfo:
+def push_space(
+    repo_id: str, private: bool | None = None, token: str | bool | None = None
+) -> CommitInfo:
     """Publish the demo Space, with this very library next to it.
 
     Only files that belong to the Space are taken from its folder.
@@ -290,6 +294,7 @@ def push_space(repo_id: str, private: bool | None = None) -> CommitInfo:
             repo_id,
             "space",
             private,
+            token=token,
             commit_message="Upload Space",
             space_sdk="gradio",
         )

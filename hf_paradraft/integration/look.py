@@ -97,41 +97,45 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
     training mode may draw random numbers.
 
     Returns:
-        For each part its class, hooks, own methods, mode and switches, and the code around all
-        parts: forwards of classes, hooks of every module, the attention function and plain
-        decoding; whether any code is of others than `KNOWN`.
+        The forwards of the classes of its parts, hooks of every module, for each part its hooks,
+        own methods, mode and switches, and the functions around the model; whether any code is of
+        others than `KNOWN`.
     """
     kinds: set[Any] = set(map(type, model.modules()))
-    around = [
-        *(kind.forward for kind in kinds),
-        *torch_module._global_forward_pre_hooks.values(),
-        *torch_module._global_forward_hooks.values(),
-        attention_function(model),
-        plain_decoding(model),
-    ]
     strange = set(filter(is_foreign, kinds))
-    others = any(map(is_foreign, around))
+    everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
+    functions = [
+        function
+        for function in (attention_function(model), plain_decoding(model))
+        if function is not None
+    ]
+    forwards = [kind.forward for kind in kinds]
+    others = any(map(is_foreign, (*everywhere.values(), *functions, *forwards)))
     parts: list[tuple] = []
     for part in model.modules():
-        own = vars(part)
-        hooks = [
-            hook
-            for hook in (*part._forward_pre_hooks.values(), *part._forward_hooks.values())
+        own, hooks = vars(part), {**part._forward_pre_hooks, **part._forward_hooks}
+        hooks = {
+            handle: hook
+            for handle, hook in hooks.items()
             if not getattr(hook, "__module__", "").startswith(OURS)
-        ]
-        methods = [own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)]
-        foreign = type(part) in strange or any(map(is_foreign, (*hooks, *methods)))
-        others |= foreign
-        parts.append(
-            (
-                type(part),
-                tuple(map(_identity, hooks)),
-                frozenset(map(_identity, methods)),
-                part.training,
-                _switches(own) if foreign else (),
-            )
+        }
+        methods = {
+            name: own[name] for name in own.keys() - PLAIN if _covers(own[name], type(part), name)
+        }
+        foreign = type(part) in strange or any(
+            map(is_foreign, (*hooks.values(), *methods.values()))
         )
-    return (tuple(parts), frozenset(map(_identity, around))), others
+        identities = tuple((name, _identity(method)) for name, method in methods.items())
+        switches = _switches(own) if foreign else ()
+        parts.append((tuple(hooks), identities, part.training, switches))
+        others |= foreign
+    how = (
+        frozenset((kind, _identity(kind.forward)) for kind in kinds),
+        tuple(everywhere),
+        tuple(parts),
+        tuple(map(_identity, functions)),
+    )
+    return how, others
 
 
 def _switches(own: dict[str, Any]) -> tuple:
@@ -204,7 +208,7 @@ def check_reads(
     how = several, model.dtype, attention_of(model), called, None if text is None else len(text)
     fault = faults.get(how)
     if fault is None:
-        if any(hooks for _, hooks, *_ in called[0]):
+        if any(hooks for hooks, *_ in called[2]):
             logger.warning_once(
                 "This target has hooks of others: they see a short text too, by which it is looked "
                 "at."

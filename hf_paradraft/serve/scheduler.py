@@ -230,6 +230,8 @@ class Scheduler:
                 if (len(self.ready) + 1) * longest > most:
                     self._join()
                 self.ready.append(job)
+                if len(self.ready) * longest >= most:
+                    self._join()
         self._join()
 
     def _next(self) -> Job | None:
@@ -262,12 +264,16 @@ class Scheduler:
         jobs, self.ready = self.ready, []
         if not jobs:
             return
+        batch = jobs[0].batch
+        if len(jobs) > 1:
+            try:
+                batch = read_together([job.batch for job in jobs])
+            except Exception:  # one of them may be the cause: each is read by itself
+                self._join_alone(jobs)
+                return
         try:
             if len(jobs) == 1:
-                batch = jobs[0].batch
                 step(batch)
-            else:
-                batch = read_together([job.batch for job in jobs])
             for job in jobs:
                 job.batch = batch
                 self._keep(job)
@@ -280,6 +286,20 @@ class Scheduler:
             job.batch = None
         self.running += jobs
         self._leave()
+
+    def _join_alone(self, jobs: list[Job]) -> None:
+        """Let requests begin anew, and join the others one after the other."""
+        for job in jobs:
+            self._close(job)
+            try:
+                self._open(job)
+                while job.batch.read_piece():
+                    pass
+            except Exception as error:
+                self._fail([job], error)
+                continue
+            self.ready = [job]
+            self._join()
 
     def _keep(self, job: Job) -> None:
         """Keep the read beginning of a request's text for later requests.
