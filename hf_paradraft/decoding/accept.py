@@ -23,10 +23,10 @@ class Emitted:
     """One new token.
 
     Attributes:
-        token: its id.
+        token: the token's id.
         node: the draft node that it is, or None for the target's own token, which ends the round.
-        logits: `(1, V)` float32, the target's, with what processors wrote into them.
-        scores: `(1, V)` float32, after the logits processors.
+        logits: `(1, V)`, the target's logits, with anything that processors wrote into them.
+        scores: `(1, V)`, the scores after the logits processors.
     """
 
     token: int
@@ -36,23 +36,23 @@ class Emitted:
 
 
 def child_that_is(draft: Draft, node: int, token: int) -> tuple[int, int | None]:
-    """Find the drafted child that is this token: the token, and the child or None."""
+    """Return a token, and the drafted child of `node` that is this token, or None."""
     return token, next(
         (child for child in draft.children(node) if draft.token_ids[child] == token), None
     )
 
 
 class Rule:
-    """A rule of acceptance, which says itself what it allows.
+    """An acceptance rule, and the properties of it that the engine asks for.
 
     Attributes:
-        draws: draws drafts (`rules.draws.Draws`), where nothing else may be in them; None: any
-            draft will do.
+        draws: the maker of drafts (`rules.draws.Draws`) of a rule that accepts only drawn tokens;
+            None: any draft will do.
         clocked: whether the size of a draft may depend on the clock.
         rests: whether the clock may decide that a round is a plain one.
         looks_ahead: whether processors are shown texts that plain decoding never sees.
         in_turn: whether plain decoding draws for all sequences of a batch at once, step by step.
-        only_argmax: whether the most probable token alone decides.
+        only_argmax: whether only the most probable token decides.
     """
 
     draws: Any = None
@@ -60,19 +60,20 @@ class Rule:
     looks_ahead = in_turn = only_argmax = False
 
     def begin(self, call: Any, vocab_size: int, generator: torch.Generator | None) -> None:
-        """Begin a call, whose draws come from `generator`, by default torch's. Most do nothing."""
+        """Begin a call that draws from `generator`, by default torch's; most rules do nothing."""
 
     def end(self) -> None:
-        """End the call, whatever ended it. Most do nothing."""
+        """End the call, also after an exception; most rules do nothing."""
 
     def of_row(self, row: int) -> Rule:
-        """Return the rule of one of the call's sequences."""
+        """Return the rule that judges one of the call's sequences."""
         return self
 
     def race(self, row: int, length: int, processors: LogitsProcessorList, budget: Any) -> Any:
-        """Return the scorer that orders a drafter's guesses by the target's draw, if any.
+        """Return the scorer of guesses by their chance to be the target's draw, if any.
 
-        The guesses stand after `length` tokens, padding included. None: nothing orders them.
+        The guesses stand after `length` tokens, padding included. None: the guesses keep
+        the drafter's scores.
         """
 
     def undisturbed(self) -> AbstractContextManager:
@@ -86,7 +87,7 @@ class Rule:
         prefix: LongTensor,
         logits_processor: LogitsProcessorList,
     ) -> tuple[list[int], Tensor | None]:
-        """Judge a draft as a whole, where that is the rule's way.
+        """Judge a draft as a whole, if the rule does so.
 
         Args:
             draft, logits, logits_processor: as for `accept`.
@@ -94,7 +95,7 @@ class Rule:
 
         Returns:
             The accepted nodes from the root down, and the distribution `(1, V)` of the token after
-            them; None: that one is still to be judged.
+            them; None instead of a distribution: `judge` chooses that token.
         """
         return [], None
 
@@ -102,7 +103,7 @@ class Rule:
         """Choose the token after `node` by processed scores `(1, V)`.
 
         Returns:
-            The token, and the drafted child that it is or None.
+            The token, and the drafted child of `node` that is this token, or None.
         """
         raise NotImplementedError(f"{type(self).__name__} has no judge(draft, node, scores).")
 
@@ -116,7 +117,7 @@ class Rule:
 
 
 class Greedy(Rule):
-    """The target's most probable token; a drafted child is accepted if it is that token."""
+    """A rule that accepts a drafted child if it is the target's most probable token."""
 
     only_argmax = True
 
@@ -141,21 +142,21 @@ def accept(
 ) -> Iterator[Emitted]:
     """Yield the new tokens of a round: accepted drafts, then one token of the target's own.
 
+    The caller stops iterating where decoding stops; without `choices`, a token is computed only
+    when it is asked for.
+
     Args:
-        draft: `N` nodes.
+        draft: a draft of `N` nodes.
         logits: `(at least N + 1, V)`; row 0 follows the known prefix, row `i + 1` follows node `i`.
         buffer: int64 `(1, at least length + N + 1)`; its first `length` ids are the prefix. Each
             token is written after it before it is yielded.
-        length: of the prefix.
-        logits_processor: the target's.
-        rule: of the sequence.
-        choices: the most probable token of each row, where that alone decides.
+        length: the prefix's number of tokens.
+        logits_processor: the sequence's logits processors.
+        rule: the sequence's acceptance rule.
+        choices: the most probable token of each row, if only that decides; None: `rule` judges.
 
     Raises:
-        ValueError: a logits processor knows of more rows than this one.
-
-    Stop iterating where decoding stops; but for `choices`, nothing is computed ahead of what is
-    asked for.
+        ValueError: a logits processor returned scores of another shape.
     """
     if choices is not None:
         yield from _most_probable(draft, logits, buffer[0, length:], choices)
@@ -163,7 +164,7 @@ def accept(
     node = -1
     path, rest = rule.path(draft, logits, buffer[:, :length], logits_processor)
     while True:
-        # which processors may write into, as in plain decoding
+        # a copy, since processors may write into it, as in plain decoding
         raw = logits[node + 1 : node + 2].to(torch.float32, copy=True)
         scores = logits_processor(buffer[:, :length], raw)
         if scores.shape != raw.shape:
@@ -186,9 +187,9 @@ def accept(
 def _most_probable(
     draft: Draft, logits: Tensor, room: LongTensor, choices: list[int]
 ) -> Iterator[Emitted]:
-    """Yield the new tokens where the most probable ones alone decide.
+    """Yield the new tokens of a round that only the most probable tokens decide.
 
-    They are written into `room` in one operation.
+    All are written into `room` in one operation.
     """
     nodes = [-1]
     while (child := child_that_is(draft, nodes[-1], choices[nodes[-1] + 1])[1]) is not None:

@@ -23,18 +23,19 @@ class Batch:
 
     A call of `generate` is a batch that no other call joins.
 
-    Until it is closed it watches what drafters read of the target, in the thread that has made it.
+    Until it is closed, it collects the hidden states that drafters read, in forwards of the thread
+    that made it.
 
     Args:
-        call: the first one.
-        group: drafts for its sequences.
+        call: the first call.
+        group: the group of its sequences, which drafts for them.
 
     Attributes:
-        calls: whose sequences these are; each has an acceptance rule, processors, criteria and ends
-            of its own.
-        groups: of sequences that are drafted for together.
-        sequences: by their place in the forward.
-        verifier: of them all.
+        calls: the sequences' calls; each has an acceptance rule, processors, criteria and ends of
+            its own.
+        groups: the groups of sequences that are drafted for together.
+        sequences: the sequences, by their place in the forward.
+        verifier: the verifier of all sequences.
     """
 
     def __init__(self, call: Call, group: Group):
@@ -53,7 +54,7 @@ class Batch:
             call.break_off()
 
     def close(self) -> None:
-        """Let go of the target's hidden states and of its noise."""
+        """End all calls, and stop collecting the target's hidden states."""
         for call in self.calls:
             call.end()
         for group in self.groups:
@@ -69,10 +70,11 @@ class Batch:
         return group.read_piece(self.verifier, call.buffer, call.generation_config)
 
     def verify(self) -> tuple[Tensor, list[list[int]] | None]:
-        """Run the target over all drafts; groups take from it what their drafters read.
+        """Run the target over all drafts, and keep the hidden states that drafters read.
 
         Returns:
-            Logits `(B, N + 1, V)`, and the most probable tokens where those alone decide in a call.
+            Logits `(B, N + 1, V)`, and each row's most probable token; None instead of these if no
+            call is decided by them.
         """
         logits = self.verifier.verify(
             self.sequences, [sequence.draft for sequence in self.sequences]
@@ -85,11 +87,11 @@ class Batch:
             else None
         )
         if choices is None and logits.is_cuda:
-            torch.cuda.synchronize(logits.device)  # or its time would be counted elsewhere
+            torch.cuda.synchronize(logits.device)  # or its time would be counted as acceptance
         return logits, choices
 
     def accept(self, logits: Tensor, choices: list[list[int]] | None) -> None:
-        """Let every sequence take what the target agrees with."""
+        """Judge every sequence's draft, and take its new tokens."""
         for sequence in self.sequences:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
         for sequence in self.sequences:
@@ -112,7 +114,7 @@ class Batch:
 
     @contextmanager
     def _for(self, call: Call) -> Iterator[None]:
-        """Let an exception in one call end that call alone.
+        """End only the call in which an exception is raised.
 
         It may come from a processor, say, or from scores that nothing can be drawn from. In a batch
         of one call it is raised.
@@ -127,7 +129,7 @@ class Batch:
                 sequence.finished = True
 
     def roll_back(self) -> None:
-        """Drop what was not accepted from the cache."""
+        """Drop rejected tokens from the cache."""
         accepted = [sequence.accepted for sequence in self.sequences]
         self.verifier.keep(
             [None if result is None else result.path[: result.num_read] for result in accepted]
@@ -141,11 +143,11 @@ class Batch:
         verify_seconds: float,
         hidden_seconds: float = 0.0,
     ) -> None:
-        """Show drafters what the forward brought, and record the round.
+        """Show drafters the forward's results, and record the round.
 
         Args:
-            logits: of the forward.
-            begun: when the round did.
+            logits: the forward's logits.
+            begun: the round's start time.
             draft_seconds, verify_seconds, hidden_seconds: as in `Round`.
         """
         for group in self.groups:

@@ -1,4 +1,4 @@
-"""How a call begins: small builders check what was passed, and make what the call holds."""
+"""The start of a call: small builders check its arguments and make its parts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its
 from .verify import Verifier, extend_to
 
 logger = logging.get_logger(__name__)
-MAX_NEW_TOKENS = 2**20  # of a text: tensors by token are allocated at once
+MAX_NEW_TOKENS = 2**20  # of a text, whose buffer is allocated at once
 
 
 def begin_call(model: PreTrainedModel, *args: Any) -> Batch:
@@ -127,7 +127,7 @@ def _begin(
         Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context)
         for row in range(batch_size)
     ]
-    for sequence in sequences:  # what the cache held before has no features
+    for sequence in sequences:  # tokens that the cache already held have no features
         sequence.observed = max(0, held - sequence.padding)
     _warn_of_limits(
         model,
@@ -187,7 +187,7 @@ def _with_num_draft_tokens(drafter: Drafter, num_draft_tokens: int | None) -> Dr
     """Return the drafter, or a shallow copy of it with the call's own number of draft tokens.
 
     Raises:
-        ValueError: that is no number of tokens.
+        ValueError: it is out of range.
     """
     if num_draft_tokens is None or num_draft_tokens == drafter.speculation_config.num_draft_tokens:
         return drafter
@@ -200,8 +200,8 @@ def _split_criteria(
     stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
 ) -> tuple[Ends, StoppingCriteriaList]:
     """Split stopping criteria into the ends of each sequence, and those of the whole batch."""
-    # An own length criterion replaces max_length, as in plain decoding, which too gives one token
-    # at least.
+    # A length criterion of the caller's replaces max_length, as in plain decoding, which also gives
+    # at least one token.
     lengths = [stop.max_length for stop in stopping_criteria if type(stop) is MaxLengthCriteria]
     wanted = int(max(begin + 1, min(lengths, default=generation_config.max_length)))
     if wanted > (limit := min(wanted, begin + MAX_NEW_TOKENS)):
@@ -220,7 +220,7 @@ def _split_criteria(
         for stop in stopping_criteria
         if type(stop) not in (EosTokenCriteria, MaxLengthCriteria)
     ]
-    # as plain decoding asks
+    # the condition of plain decoding
     pads = any(hasattr(stop, "eos_token_id") for stop in stopping_criteria)
     alone = [stop for stop in others if batch_size == 1 or (pads and type(stop) in ALONE)]
     keeps = generation_config.return_dict_in_generate
@@ -298,11 +298,11 @@ def make_verifier(
     Args:
         model: the target.
         input_ids: int64 `(B, n)`, the prompts.
-        limit: tokens at most.
-        drafter: says how many query rows a round may have.
-        model_kwargs: of this call, with the cache, which may be changed.
-        features: what the drafter reads.
-        held: tokens that the cache holds.
+        limit: the most tokens of a text.
+        drafter: the drafter, which says how many query rows a round may have.
+        model_kwargs: this call's inputs, with the cache, which may be changed.
+        features: the hidden states that the drafter reads.
+        held: the number of tokens that the cache holds.
 
     Raises:
         ValueError: the cache cannot roll back, or a batch is asked for where only one sequence can

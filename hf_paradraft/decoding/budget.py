@@ -17,30 +17,30 @@ from numpy import ndarray
 
 from ..protocol import Round
 
-DECAY = 0.98  # weight of a round with each later one, in rates and acceptances of the long run
+DECAY = 0.98  # by which a later round lowers a round's weight in long-run rates and acceptance
 RECENT_DECAY = 0.9  # likewise, in the estimate "does drafting still pay?"
-# times plain decoding, assumed before the first rounds of a call, as one round that was measured
+# times plain decoding, assumed before a call's first rounds and weighed as one measured round
 PRIOR_SPEEDUP = 1.1
-PRIOR_SPREAD = 1.0  # likewise, the square of what a text's drafts bring, in tokens per plain round
+PRIOR_SPREAD = 1.0  # likewise, the mean square of accepted tokens per plain round's time
 LEAST_SPEEDUP = 0.98  # times plain decoding; below it drafting rests
-# times, by the table of latencies alone: enough to go on without having timed a plain round
+# times plain decoding, by the latency table only: enough to draft before a plain round is timed
 SURE_SPEEDUP = 2.0
 LOSS = (
-    0.01  # of plain decoding's time: what drafting may cost where it does not pay, in the long run
+    0.01  # share of plain decoding's time that drafting may lose in the long run if it does not pay
 )
 # trees have 1 to 3 nodes, or 4 n - 1: a number of rows that is new may have to be compiled first
 NODE_STEP = 4
-# of a round's tokens, which a smaller draft may lose: the last nodes keep their promises least
+# share of a round's tokens that a smaller draft may lose: the last nodes are overrated most
 SPARED = 0.01
 
 
 @dataclass
 class RowLatency:
-    """Measured latencies.
+    """Measured latencies of a forward, by its number of new rows.
 
     Attributes:
-        rows: new rows of a forward, rising.
-        seconds: the least time of each: whatever else the machine does only adds to it.
+        rows: the measured numbers of new rows, rising.
+        seconds: the least time of each; other load on the machine only adds to it.
     """
 
     rows: list[int]
@@ -49,7 +49,7 @@ class RowLatency:
     def __call__(self, rows: numpy.ndarray | int) -> numpy.ndarray:
         """Compute the seconds of a forward of `rows`, by interpolation.
 
-        Beyond the largest number that was measured the last slope goes on.
+        Beyond the largest measured number the last slope goes on.
         """
         # Between the last two points; 0 for a single one. numpy's types know no diff of lists.
         slope = (numpy.diff(self.seconds[-2:]) / numpy.diff(self.rows[-2:])).sum()  # type: ignore[operator]
@@ -65,7 +65,7 @@ class Recent(deque[float]):
         self.unseen = unseen
 
     def __deepcopy__(self, memo: Any) -> "Recent":
-        """Copy at once, for another thread's call may add a value meanwhile."""
+        """Copy in one step, since another thread's call may add a value meanwhile."""
         return Recent(tuple(self), self.maxlen, self.unseen)
 
     def __call__(self) -> float:
@@ -76,13 +76,13 @@ class Recent(deque[float]):
 class Budget:
     """Times and acceptance of one target and drafter at one batch size, over all their calls.
 
-    Tokens are those of a sequence.
+    Numbers of tokens are per sequence.
 
     Args:
         latency: seconds of the target's forward by its query rows.
-        depth: tokens in a row that a draft may have, at most.
-        batch_size: sequences that are verified together.
-        row_counts: rows that a compiled forward may have; None: any.
+        depth: the most tokens in a row that a draft may have.
+        batch_size: the number of sequences that are verified together.
+        row_counts: the numbers of rows that a compiled forward may have; None: any.
     """
 
     def __init__(
@@ -110,17 +110,17 @@ class Budget:
         )
         # lately, tokens per second of drafted rounds
         self.pace = PRIOR_SPEEDUP / self.plain_seconds
-        # likewise, what a text's drafts brought, squared: where it is luck, few rounds decide
-        # little; and the rounds in these two
+        # likewise, accepted tokens squared: if they vary much, few rounds decide little; and the
+        # number of rounds in both means
         self.spread, self.recent = PRIOR_SPREAD, 1.0
         self.debt = 0.0  # plain rounds whose time drafting has lost, and that are not paid back
         self.size_before = depth  # nodes of the last draft that was cut; K before any was
         self.drafted = False  # in the last round
 
     def for_batch(self, batch_size: int) -> "Budget":
-        """Make the budget of another batch size, which begins with what this one has learned.
+        """Make the budget of another batch size, starting from this one's measurements.
 
-        Whether drafting pays there is to be seen.
+        Whether drafting pays there is judged anew.
         """
         other = deepcopy(self)
         other.batch_size = batch_size
@@ -129,7 +129,7 @@ class Budget:
         return other
 
     def begin(self) -> None:
-        """Begin a call, whose texts may be others; a debt of earlier ones is still to be paid."""
+        """Begin a call: judge anew whether drafting pays, unless it did not pay lately."""
         if self.gain >= LEAST_SPEEDUP:
             self._judge_anew()
 
@@ -160,12 +160,12 @@ class Budget:
 
     @property
     def acceptance(self) -> ndarray:
-        """By depth, the chance that a draft is accepted if the one before it was."""
+        """The chance, by depth, that a drafted token is accepted if the one before it was."""
         return (self.accepted + 0.5) / (self.tried + 1)
 
     @property
     def calibration(self) -> ndarray:
-        """By depth, how many of the drafter's promises come true: accepted ÷ promised."""
+        """The drafter's calibration by depth: accepted ÷ expected tokens."""
         return self.came_true / self.expected
 
     def rate(self, tokens: float, seconds: float) -> float:
@@ -187,7 +187,7 @@ class Budget:
 
     @property
     def least(self) -> float:
-        """The chance of a path below which a node surely brings tokens slower than rounds do.
+        """The path probability below which a node lowers tokens per second.
 
         It is 0 before any round.
         """
@@ -206,9 +206,9 @@ class Budget:
         The largest draft determines the time.
 
         Args:
-            probabilities: of each sequence that drafts, the path probabilities of its nodes, most
+            probabilities: the path probabilities of the nodes of each sequence that drafts, most
                 useful first.
-            draft_seconds: that were spent on them; default: as usual.
+            draft_seconds: the seconds spent on drafting; default: the usual ones.
         """
         longest = max(map(len, probabilities), default=0)
         if longest == 0:
@@ -246,9 +246,9 @@ class Budget:
         emitted = fmean(len(part.emitted) for part in record.sequences)
         before, self.drafted = self.drafted, rows > 0
         guessed = any(len(part.draft) for part in record.sequences)
-        if guessed and record.asked:  # what is only copied says nothing of the drafter
+        if guessed and record.asked:  # copies say nothing about the drafter
             self._judge(record)
-        if record.reads_prompt:  # its times say nothing
+        if record.reads_prompt:  # its times say nothing about other rounds
             return
         seconds = record.total_seconds - record.draft_seconds
         table = float(self.latency(self.batch_size * (1 + rows)))
@@ -261,7 +261,7 @@ class Budget:
             if not record.asked:
                 return
         elif not before and not guessed:
-            return  # prompt rows alone: their guesses come with the next round
+            return  # only prompt rows: their guesses come with the next round
         else:
             self.factor.append(record.verify_seconds / table)
             self.overhead.append(seconds - record.verify_seconds)
@@ -278,13 +278,14 @@ class Budget:
         self.pace += (emitted / (verifying + drafting) - self.pace) / self.recent
         brought = fmean((len(part.emitted) - 1) ** 2 for part in record.sequences)
         self.spread += (brought * plain**2 - self.spread) / self.recent
-        # a drafter reads what it has not seen: that is lost, but says nothing of the rounds to come
+        # after a plain round the drafter also reads the tokens that it missed: lost time, but not a
+        # cost of later rounds
         if not before:
             drafting = record.draft_seconds
         self.debt = max(0.0, self.debt + (verifying + drafting) / self.plain_seconds - emitted)
 
     def _judge(self, record: Round) -> None:
-        """Learn what was accepted, by depth, and what had been promised."""
+        """Update the accepted and the expected tokens, by depth."""
         self.expected += (1 - DECAY) * (2.0 - self.expected)
         self.came_true += (1 - DECAY) * (2.0 - self.came_true)
         self.tried *= DECAY

@@ -1,6 +1,4 @@
-"""The target's cache: what it must be, how it forgets, and keeping the accepted path of every
-row.
-"""
+"""The target's cache: checks of its kind, and keeping the accepted path of every row."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -60,7 +58,7 @@ def static_cache(model: PreTrainedModel, num_slots: int) -> StaticCache:
 
 
 def replace_layers(cache: Cache, make: Callable[[], Any]) -> None:
-    """Put new layers into a cache, in the place of all that store something."""
+    """Replace all layers of a cache that store something with new ones."""
     cache.layers = [layer if stores_nothing(layer) else make() for layer in cache.layers]
 
 
@@ -70,8 +68,8 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     Otherwise a rejected branch could push out entries that a window still needs.
 
     Args:
-        cache: of the call; its layers are replaced if they are empty.
-        num_slots: what a static cache must hold, drafts included.
+        cache: the call's cache; its layers are replaced if they are empty.
+        num_slots: the slots that a static cache must have, drafts included.
 
     Returns:
         Whether all layers are plain, so that any path of a tree can be kept and rows may differ in
@@ -101,9 +99,9 @@ class CroppedCache:
     """A cache as transformers keeps it, whose rows have one length and drop their last tokens.
 
     Args:
-        cache: of any kind that `crop` can shorten.
-        batch_size: rows.
-        length: entries of each row.
+        cache: a cache of any kind that `crop` can shorten.
+        batch_size: the number of rows.
+        length: the number of entries in each row.
     """
 
     num_slots = None
@@ -131,13 +129,13 @@ class RaggedCache:
 
     Row `r` has its tokens in the slots before `lengths[r]`; a forward writes its new entries, for
     all rows alike, from slot `end` on, the longest row's length. Afterwards `keep` moves each row's
-    accepted ones down to its own end. What lies between a row's end and `end` is stale, and
-    `TreeAttention` hides it.
+    accepted ones down to its own end. Slots between a row's end and `end` are stale, and
+    `TreeAttention` hides them.
 
     Args:
-        cache: with plain layers only, dynamic or static, holding `length` entries per row.
-        batch_size: rows.
-        length: of all rows.
+        cache: a cache with plain layers only, dynamic or static, holding `length` entries per row.
+        batch_size: the number of rows.
+        length: the length of all rows.
     """
 
     def __init__(self, cache: Cache, batch_size: int, length: int):
@@ -159,8 +157,8 @@ class RaggedCache:
         Nothing is computed again.
 
         Args:
-            paths: for each row, indices of its new entries in the order of its tokens.
-            written: new entries per row of that forward.
+            paths: for each row, the indices of its new entries in the order of its tokens.
+            written: the number of new entries per row of that forward.
         """
         begin = self.end
         moves = [
@@ -181,10 +179,10 @@ class RaggedCache:
         self.shrink(begin + written)
 
     def forget(self, counts: list[int]) -> None:
-        """Drop the last entries of each row, so many.
+        """Drop the last entries of each row.
 
         Args:
-            counts: of the rows.
+            counts: the number of entries to drop, by row.
         """
         end = self.end
         self.lengths = [length - count for length, count in zip(self.lengths, counts, strict=True)]
@@ -193,13 +191,13 @@ class RaggedCache:
     def shrink(self, written: int) -> None:
         """Let the cache, which ended at slot `written`, end where the longest row does.
 
-        Nothing after it is of use.
+        Entries after it are not needed.
         """
         for layer in self.layers():
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
             else:
-                # not what a recurrent layer has in addition
+                # not the recurrent state that such a layer may have in addition
                 DynamicLayer.crop(layer, self.end - written)
 
     def layers(self) -> Iterator[DynamicLayer | StaticLayer]:

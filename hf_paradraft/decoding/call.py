@@ -26,7 +26,7 @@ from .verify import Verifier
 
 
 def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
-    """Make a budget that knows of no other call, and of no costs.
+    """Make a budget for one call only, without measured latencies.
 
     Arguments are as for `hf_paradraft.admission.budget_of`.
     """
@@ -42,15 +42,15 @@ class Terms:
     """The terms on which a call is served, as `hf_paradraft.admission` makes them.
 
     Attributes:
-        rule: of acceptance.
-        copies: finds tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
-        in_step: takes the tokens of a batch step by step (`hf_paradraft.rules.in_step`); None: each
-            text goes at its own pace.
-        budget_of: looks up what calls share of times and acceptance.
-        leave: lets sequences that have ended leave the batch, between two rounds.
-        generator: of the call's draws alone; None: torch's.
-        read: tokens that the cache holds of a call before, which the drafter has read too; 0: none
-            are known to be.
+        rule: the acceptance rule.
+        copies: the finder of tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
+        in_step: the taker of a batch's tokens step by step (`hf_paradraft.rules.in_step`); None:
+            each sequence goes at its own pace.
+        budget_of: the function that looks up the budget shared by calls of one kind.
+        leave: the function that lets ended sequences leave the batch, between two rounds.
+        generator: the generator of this call's draws only; None: torch's.
+        read: the number of cached tokens of an earlier call that the drafter has read too; 0: none
+            are known.
     """
 
     rule: Rule = field(default_factory=Greedy)
@@ -64,30 +64,30 @@ class Terms:
 
 @dataclass(eq=False)
 class Call:
-    """One call: its sequences, and who does what for them.
+    """One call of `generate`: its sequences, and the parts that serve them.
 
     Attributes:
         buffer: int64 `(B, limit + 1)`, the sequences' tokens.
-        sequences: one for each prompt.
-        drafter: as it was passed.
-        config: how it is used in this call.
-        verifier: runs the target.
-        terms: on which it is served.
-        only_argmax: whether the most probable tokens alone decide.
-        ends: when sequences end.
-        criteria: the caller's own, which may remember: asked about the whole batch, token after
-            token, as plain decoding does.
-        generation_config: of the call.
-        streamer: gets the tokens as they are accepted, or rounds (`RoundStreamer`); for one
-            sequence.
-        stats: what happened so far.
+        sequences: the sequences, one for each prompt.
+        drafter: the drafter as it was passed.
+        config: the drafter's options in this call.
+        verifier: the verifier, which runs the target.
+        terms: the terms on which the call is served.
+        only_argmax: whether only the most probable tokens decide.
+        ends: the conditions that end a sequence.
+        criteria: the caller's own criteria, which may have a memory: asked about the whole batch,
+            token after token, as plain decoding does.
+        generation_config: the call's generation config.
+        streamer: the receiver of tokens as they are accepted, or of rounds (`RoundStreamer`); for
+            one sequence.
+        stats: the statistics so far.
         drafts_first: whether the forward that reads the prompt may verify a draft.
         hands_back: whether the caller sees the cache again.
-        begin: tokens of the prompts, padding included.
-        judged: tokens of the batch that `criteria` have been asked about.
-        done: what they said so far, of each sequence.
+        begin: the length of the prompts, padding included.
+        judged: the length of the batch that `criteria` were last asked about.
+        done: whether they have stopped each sequence so far.
         first: whether its first round is still to come.
-        error: what ended it, in a batch of several calls, which go on.
+        error: the exception that ended this call in a batch whose other calls go on.
     """
 
     buffer: LongTensor
@@ -116,11 +116,11 @@ class Call:
 
     @property
     def rule(self) -> Rule:
-        """The rule of acceptance."""
+        """The acceptance rule."""
         return self.terms.rule
 
     def end(self) -> None:
-        """Let go of what would keep the call, and its cache, alive; it may be called again."""
+        """End the rule, and drop references that keep the call alive; it may be called again."""
         self.rule.end()
         for sequence in self.sequences:
             sequence.call = sequence.race = None
@@ -133,8 +133,8 @@ class Call:
     def stop(self) -> None:
         """Ask the caller's criteria about the batch as it was after each token.
 
-        They are asked as far as all sequences have got; one that they stop goes back to where it
-        was then.
+        They are asked up to the length of the shortest sequence that goes on; a sequence that they
+        stop is cut back to the length at which they did.
         """
         while self.criteria:
             open_ = [sequence.length for sequence in self.sequences if not sequence.finished]
@@ -155,7 +155,7 @@ class Call:
                     sequence.end_at(self.judged, self.begin)
 
     def record(self, record: Round) -> None:
-        """Tell everyone what a round was."""
+        """Record a round in the statistics, the odds of the draws and a round streamer."""
         for sequence in self.sequences:
             race, sequence.race = sequence.race, None
             if (
@@ -196,7 +196,7 @@ class Call:
             self.verifier.cache.forget([length - end for length in lengths])
 
     def finish(self) -> None:
-        """Leave the cache as plain decoding does, where it will be seen."""
+        """Leave the cache as plain decoding does, if the caller sees it again."""
         if self.hands_back:
             longest = max(sequence.length for sequence in self.sequences)
             self.verifier.finish(

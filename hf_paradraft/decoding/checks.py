@@ -1,4 +1,4 @@
-"""Checks of a call's inputs, before any work; which kinds of call are served, `admission` says."""
+"""Checks of a call's inputs before any work; `admission` says which kinds of call are served."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,14 +12,15 @@ class Refused(ValueError):
     """A call that this loop does not serve, and plain decoding may; nothing has been done yet.
 
     Attributes:
-        told: whether its own call has raised it: then it says nothing about one around it.
+        told: whether a call of `generate` has raised it: then it says nothing about a call around
+            that one.
     """
 
     told = False
 
 
 ASKED = (
-    "_paradraft_asked"  # where the hook on `generate` leaves them, in the call's `GenerationConfig`
+    "_paradraft_asked"  # the attribute of the call's `GenerationConfig` that the hook sets
 )
 # criteria without a memory, which look at each sequence by itself
 ALONE = (
@@ -31,13 +32,13 @@ STATES = "output_attentions", "output_hidden_states"
 
 @dataclass(frozen=True)
 class Asked:
-    """Arguments of a call of `generate` that its defaults hide later.
+    """Arguments of a `generate` call that later cannot be told from defaults.
 
     Attributes:
-        num_assistant_tokens: K, of this call; None: as the drafter says.
+        num_assistant_tokens: this call's K; None: the drafter's own.
         callers_cache: whether the cache is the caller's own, who will see it again.
-        wants_states: whether the caller asks for attentions or hidden states, which a saved config
-            may do for no caller.
+        wants_states: whether the caller asks for attentions or hidden states, not only a saved
+            config.
     """
 
     num_assistant_tokens: int | None = None
@@ -51,7 +52,7 @@ MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features
 def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
     """Tell whether a call brings images, sound or embeddings.
 
-    Then an argument of such a name holds something.
+    It does if an argument with such a name is not empty.
     """
     return any(
         holds_something(value) and any(part in name for part in MORE_THAN_IDS)
@@ -79,14 +80,14 @@ def check_lengths(
 
     Args:
         model: the target.
-        begin: tokens of the prompt.
-        limit: tokens at most, the prompt's included.
-        unread: tokens of the prompt that the cache lacks.
-        generation_config: of this call.
-        model_kwargs: of this call.
+        begin: the number of the prompt's tokens.
+        limit: the most tokens, the prompt's included.
+        unread: the number of the prompt's tokens that the cache lacks.
+        generation_config: this call's generation config.
+        model_kwargs: this call's inputs for the target.
 
     Raises:
-        ValueError: with what to change.
+        ValueError: the inputs are refused; the message says what to change.
     """
     mask, embeds = model_kwargs.get("attention_mask"), model_kwargs.get("inputs_embeds")
     described = getattr(generation_config, "_mask_length", begin) if mask is None else mask.shape[1]

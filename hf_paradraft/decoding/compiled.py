@@ -14,7 +14,7 @@ from ..protocol.drafter import FeatureKey
 from .features import Features
 
 SHAPES = (
-    64  # of all models in a process that are compiled; PyTorch's own limit of 8 is soon reached
+    64  # compiled for all models of a process; PyTorch's own limit of 8 is soon reached
 )
 
 
@@ -24,9 +24,9 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
     Beyond `SHAPES` different shapes it runs uncompiled.
 
     Args:
-        model: any.
-        features: entered; what it collects is an output of the compiled forward, and copied, for
-            the next one writes over it.
+        model: any model.
+        features: an entered collector; its states are outputs of the compiled forward, and are
+            copied, since the next one writes over them.
     """
     device = model.device.type
     if features is None or not features.keys:

@@ -1,6 +1,4 @@
-"""From guesses to drafts: which tokens are verified, and how many. Nothing but the engine decides
-this.
-"""
+"""From guesses to drafts: only the engine decides which tokens are verified, and how many."""
 
 from __future__ import annotations
 
@@ -36,12 +34,12 @@ class DraftBuilder:
     """A maker of the drafts of a group's sequences.
 
     Args:
-        config: the drafter's.
-        rule: of acceptance.
-        budget: of the pair.
-        vocab_size: V, of the target.
-        author: whose guesses these are, for messages.
-        copies: finds tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
+        config: the drafter's options.
+        rule: the acceptance rule.
+        budget: the pair's budget.
+        vocab_size: V, the number of the target's ids.
+        author: the drafter's name, for messages.
+        copies: the finder of tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
     """
 
     def __init__(
@@ -55,12 +53,12 @@ class DraftBuilder:
     ):
         self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
         self.draws = rule.draws
-        # The draws of the other rules would depend on the clock.
+        # The random draws of the other rules would depend on the clock.
         self.adaptive = config.never_slower and rule.clocked
         self.may_rest = config.never_slower and rule.rests
         self.copies = copies if rule.draws is None else None
-        self.rules = [rule]  # of all calls that are drafted for
-        self.asked = False  # whether the drafter was, for the last drafts
+        self.rules = [rule]  # the rules of all calls that are drafted for
+        self.asked = False  # whether the last drafts needed the drafter's own guesses
 
     def __call__(
         self,
@@ -75,16 +73,16 @@ class DraftBuilder:
         A draft has no token where there is no guess.
 
         Args:
-            drafting: guesses.
-            prefixes: of the sequences.
-            processors: of the sequences, the target's.
+            drafting: the drafter's side of the call, which guesses.
+            prefixes: the sequences' prefixes.
+            processors: the target's logits processors, by sequence.
             branches: whether trees can be verified in this round.
-            spaces: how deep what is copied may be in a tree; default: as deep as guesses, after a
-                text of which some may be taken back, or for a drafter that has to be asked every
-                time.
+            spaces: the depth that copies may have in a tree, by sequence; default: as deep as
+                guesses, for texts whose ends may be taken back, or a drafter that has to be asked
+                in every round.
 
         Raises:
-            ValueError: a guess that is none; the message says what is wrong with it.
+            ValueError: a guess is invalid; the message says what is wrong with it.
         """
         begun = perf_counter()
         size, copied, enough = self._size(branches), [], False
@@ -129,7 +127,7 @@ class DraftBuilder:
         return self.config.tree_size
 
     def is_free(self, size: TreeSize) -> bool:
-        """Tell whether a draft's number of nodes is chosen by what is worth its time."""
+        """Tell whether the budget chooses a draft's number of nodes."""
         return size == "auto" or (size is None and self.adaptive)
 
     def _check(self, guesses: Sequence[Guess], prefixes: list[Prefix]) -> None:
@@ -162,7 +160,7 @@ class DraftBuilder:
         size: TreeSize,
         begun: float,
     ) -> list[Draft]:
-        """Make the drafts of a drafter's guesses, in the place of empty ones."""
+        """Make drafts of a drafter's guesses; without a guess, a sequence keeps its empty draft."""
         growing: dict[int, GrowingDraft] = {}
         for index, (guess, prefix, processor) in enumerate(
             zip(guesses, prefixes, processors, strict=True)
@@ -201,7 +199,7 @@ class DraftBuilder:
         return drafts
 
     def _believe(self, draft: Draft, guess: GuessedLogits, prefix: Prefix) -> None:
-        """Take the drafter's own word on a chain, corrected by what came true."""
+        """Set a chain's acceptance to the drafter's own confidences, times the calibration."""
         sure = guess.confidences
         before = torch.cat([prefix.ids[0, -1:], draft.tokens[:-1]])
         chances = (sure(before) if callable(sure) else sure)[: len(draft)]
@@ -232,7 +230,7 @@ class DraftBuilder:
         return best_first_tree(logits, len(logits), calibration, guess.vocabulary, ranks=1)
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
-        """Make a draft of guessed tokens; where no tree is wanted, of their most probable path."""
+        """Make a draft of guessed tokens, or of their most probable path if no tree is wanted."""
         parents = (
             Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
         )
@@ -262,7 +260,7 @@ class DraftBuilder:
         """Refuse guessed tokens that are no tree of the target's ids.
 
         Raises:
-            ValueError: what is wrong with them.
+            ValueError: they are not; the message says what is wrong with them.
         """
         tokens, parents, acceptance = draft.tokens, draft.parents, draft.acceptance
         most = self.config.max_nodes

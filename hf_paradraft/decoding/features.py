@@ -1,9 +1,8 @@
-"""The target's hidden states that a drafter reads: just those it asks for, just of what was
-accepted.
+"""Hidden states of the target for drafters: only those that a drafter asks for, of accepted tokens.
 
-Numbers are counted as in `protocol.FeatureKey`: `-1` what the first layer reads, `0 … L-1` what
-each layer gives, raw (so `L-1` is the state before the final norm), `"normed"` what the head reads,
-`KeyValues(i)` what layer `i` has put into the cache.
+Keys are as in `protocol.FeatureKey`: `-1` is the first layer's input, `0 … L-1` is each layer's raw
+output (so `L-1` is the state before the final norm), `"normed"` is the head's input, and
+`KeyValues(i)` are the keys and values that layer `i` has put into the cache.
 """
 
 import threading
@@ -62,18 +61,17 @@ def given(kwargs: dict[str, Any]) -> Tensor:
 class Features:
     """A collector of hidden states in one call's forwards, while it is entered.
 
-    Nothing is hooked if nothing is asked for.
+    Without keys, nothing is hooked.
 
     Several calls may share a target, each in a thread of its own: forwards of other threads than
     the one that entered are left alone.
 
     Args:
         model: the target.
-        keys: what to collect.
+        keys: the features to collect.
 
     Raises:
-        ValueError: a layer that the target does not have, or a target whose layers are not to be
-            found.
+        ValueError: the target lacks a layer that is asked for, or its layers cannot be found.
     """
 
     def __init__(self, model: PreTrainedModel, keys: Sequence[FeatureKey]):
@@ -81,7 +79,7 @@ class Features:
         self.rows: dict[FeatureKey, Tensor] = {}  # of the last forward, (B, rows, hidden)
         self.verified: dict[FeatureKey, Tensor] = {}  # of the last one that was `collect`ed
         self.handles: list[Any] = []
-        self.thread = 0  # that entered
+        self.thread = 0  # the one that entered
         if not self.keys:
             return
         self.layers = layers_of(model)
@@ -122,7 +120,7 @@ class Features:
         self.stop()
 
     def stop(self) -> None:
-        """Read no more. It may be called again."""
+        """Stop collecting; it may be called again."""
         while self.handles:
             self.handles.pop().remove()
         self.rows, self.verified = {}, {}
@@ -163,15 +161,15 @@ class Features:
                 for states in (layer.keys, layer.values)
             ]
             rows = torch.cat(both, dim=-1)
-            # a window keeps no more than it shows
+            # a sliding window keeps no more entries than it has
             self.rows[key] = pad(rows, (0, 0, count - rows.shape[1], 0))
 
         return hook
 
     def collect(self) -> None:
-        """Keep the states that the last forward brought, until they are read.
+        """Keep the last forward's states until they are read.
 
-        A logits processor may run the target for its own ends before.
+        A logits processor may run the target before that, for its own purposes.
         """
         self.verified, self.rows = self.rows, {}
 

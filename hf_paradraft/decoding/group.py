@@ -29,14 +29,14 @@ class Group:
     """Sequences that one `Drafting` holds, in its order.
 
     Args:
-        call: the first one.
-        drafting: guesses.
-        builder: makes drafts of guesses.
-        features: what the drafter reads of the target.
-        budget_for: the budget of as many sequences as are verified together.
+        call: the first call.
+        drafting: the drafter's side of the call, which guesses.
+        builder: the maker of drafts from guesses.
+        features: the collector of hidden states that the drafter reads.
+        budget_for: the function that looks up the budget for a number of sequences.
 
     Attributes:
-        calls: whose sequences these are, one call's after the other's.
+        calls: the sequences' calls, one call's sequences after another's.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Group:
         return self.builder.budget
 
     def may_draft(self, verifier: Verifier) -> bool:
-        """Tell whether the next round can verify a draft. Features come with the first forward."""
+        """Tell whether the next round can verify a draft; features come with the first forward."""
         return verifier.may_draft and not (
             verifier.reads_prompt and (self.features.keys or not self.calls[0].drafts_first)
         )
@@ -89,13 +89,13 @@ class Group:
 
     @property
     def nothing(self) -> Draft:
-        """A draft without a token."""
+        """An empty draft, without a token."""
         return Draft.chain(self.sequences[0].ids[0, :0])
 
     def shape(
         self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None
     ) -> list[Draft]:
-        """Make drafts of what the drafter guesses; arguments as for `DraftBuilder`."""
+        """Make drafts of the drafter's guesses; arguments are as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
         for index, (sequence, prefix) in enumerate(zip(self.sequences, prefixes, strict=True)):
             length = prefix.ids.shape[1] + sequence.padding
@@ -107,11 +107,11 @@ class Group:
         return self.builder(self.drafting, prefixes, processors, branches, spaces)
 
     def observe(self, logits: Tensor, prefix_rows: list[int]) -> None:
-        """Show the drafter what the target's forward brought.
+        """Show the drafter the results of the target's forward.
 
         Args:
-            logits: `(B, N + 1, V)`.
-            prefix_rows: of each sequence of the batch, as of its verifier.
+            logits: the forward's logits, `(B, N + 1, V)`.
+            prefix_rows: the verifier's `prefix_rows`, one number for each sequence of the batch.
         """
         observations = [
             None
@@ -149,10 +149,10 @@ class Group:
     ) -> Observation:
         """Make a sequence's observation of these rows of a forward, but of none twice.
 
-        The forward's first row stood at `begin`.
+        The forward's first row stood at position `begin`.
         """
         begin -= sequence.padding
-        skipped = max(0, sequence.observed - begin)  # padding, and what was read again
+        skipped = max(0, sequence.observed - begin)  # padding, and tokens that were read again
         sequence.observed = max(sequence.observed, begin + len(read))
         return Observation(
             tokens,
@@ -181,10 +181,10 @@ class Group:
         return True
 
     def record(self, record: Round) -> None:
-        """Tell calls and budget what a round was.
+        """Record a round in its calls' statistics and in the budget.
 
         Args:
-            record: of the round, without its sequences.
+            record: the round's record, without its sequences.
         """
         whole = replace(record, sequences=[], asked=self.builder.asked)
         for call in self.calls:

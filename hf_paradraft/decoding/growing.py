@@ -1,7 +1,8 @@
 """Drafts that grow level by level: each guess depends on the token before, read by a head (DSpark,
 3.2) or the drafter.
 
-What is not among the N most probable paths that are known will never be, for more is only added.
+A path that is not among the N most probable known ones never comes back, since others are only
+added.
 """
 
 from collections.abc import Callable
@@ -29,18 +30,18 @@ class GrowingTree:
     Once every node of it that may have children has been read, no other tree of N nodes promises
     more. A node stands at a rank among its parent's children. Where tokens are drawn, its promise
     comes from its parent's distribution and its rank, never from its own token; and it can only be
-    driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by what
-    stands below those, or by what was drawn apart from it. So the draws are what recursive
-    rejection takes them for.
+    driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by nodes
+    below those, or by nodes that were drawn independently of it. So the draws have the distribution
+    that recursive rejection assumes.
 
     Args:
-        num_nodes: N, at most.
-        depth: levels, at most.
+        num_nodes: N, the most nodes.
+        depth: the most levels.
 
     Attributes:
-        parents, tokens, depths, scores: of the root and every node that was ever in the tree, in
-            the order in which it came in; a score is the log-chance of the whole path.
-        chosen: the tree, most probable first, so parents before children.
+        parents, tokens, depths, scores: one entry for the root and every node that was ever in the
+            tree, in the order in which it came in; a score is the log-chance of the whole path.
+        chosen: the tree's nodes, most probable first, so parents before children.
     """
 
     def __init__(self, num_nodes: int, depth: int):
@@ -53,18 +54,18 @@ class GrowingTree:
         """Add the children of nodes to the tree, and keep its N most probable nodes.
 
         Args:
-            nodes: of the tree, or the root.
+            nodes: the parents: nodes of the tree, or the root.
             scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank;
                 -inf where there is none.
-            tokens: int64 `(n, r)`.
+            tokens: int64 `(n, r)`, the children's tokens.
         """
         self.read.update(nodes)
         ranks = scores.shape[1]
         paths = (scores + numpy.array([self.scores[node] for node in nodes])[:, None]).ravel()
         full = len(self.chosen) >= self.num_nodes
-        # What is not a number is not larger than anything: logits that are none guess nothing.
+        # NaN is not larger than anything, so that such logits guess nothing.
         offered = (paths > (self.scores[self.chosen[-1]] if full else -inf)).nonzero()[0]
-        # Sorted so that what is equal stays in its order: parents before children, and siblings by
+        # A stable sort keeps equal scores in their order: parents before children, and siblings by
         # rank.
         merged = numpy.concatenate([[self.scores[node] for node in self.chosen], paths[offered]])
         best = numpy.argsort(-merged, kind="stable")[: self.num_nodes].tolist()
@@ -107,9 +108,9 @@ class GrowingTree:
 
 
 def width_on(device: torch.device) -> int:
-    """Return how many nodes of a sequence one forward of the drafter reads at most.
+    """Return the most nodes of a sequence that one forward of the drafter reads.
 
-    On a CPU each further row takes its time.
+    On a CPU, each further row takes more time.
     """
     return 2 if device.type == "cpu" else 8
 
@@ -118,16 +119,16 @@ class GrowingDraft(GrowingTree):
     """One sequence's draft, growing from the last known token.
 
     Args:
-        guess: with a bias, or with `extend`, which wants the logits after the last token alone.
-        prefix: of the sequence.
-        processor: the target's.
-        size: nodes of the tree; None for a chain.
-        vocab_size: V, of the target.
-        draws: draws children, without replacement; None: they are the most probable ones.
+        guess: logits with a bias, or with `extend`, which needs only those after the last token.
+        prefix: the sequence's prefix.
+        processor: the target's logits processors.
+        size: the number of the tree's nodes; None for a chain.
+        vocab_size: V, the number of the target's ids.
+        draws: the maker of draws without replacement; None: children are the most probable tokens.
 
     Attributes:
-        calibration: by depth, how much of what is promised comes true; None: all.
-        least: chance of a path below which it is not worth following.
+        calibration: accepted ÷ expected tokens, by depth; None: 1 everywhere.
+        least: the path probability below which a path is not worth following.
     """
 
     calibration: ndarray | None = None
@@ -147,9 +148,9 @@ class GrowingDraft(GrowingTree):
         self.guess, self.prefix, self.processor = guess, prefix, processor
         self.vocab_size, self.draws = vocab_size, draws
         self.ranks = size or 1
-        self.q: dict[int, Tensor] = {}  # what a node's children were drawn from, float32 (V,)
-        self.states: dict[int, Any] = {-1: None}  # the bias's; None after nothing
-        # of nodes that the drafter has read, in its order
+        self.q: dict[int, Tensor] = {}  # by node, its children's distribution, float32 (V,)
+        self.states: dict[int, Any] = {-1: None}  # of the bias, by node; None before the root
+        # by node that the drafter has read, its index in the drafter's order
         self.indices: dict[int, int] = {ROOT: -1}
 
     @property
@@ -201,7 +202,7 @@ class GrowingDraft(GrowingTree):
         self.learn(nodes, logits[depths.to(logits.device)] + bias.to(logits))
 
     def learn(self, nodes: list[int], logits: Tensor) -> None:
-        """Take the drafter's logits `(n, V')` after `nodes` as their children."""
+        """Add the children of `nodes` from the drafter's logits `(n, V')` after each."""
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
         if self.prefix.race is not None:
             logits = self.prefix.race(
@@ -258,16 +259,16 @@ def grow(
 ) -> None:
     """Let drafts grow, as long as another level is worth its time.
 
-    Where tokens are drawn nothing is decided by what a path promises: a tree that stopped for that
-    would depend on its draws.
+    If tokens are drawn, path probabilities decide nothing: a tree that stopped by them would depend
+    on its draws.
 
     Args:
-        drafts: by sequence.
-        count: of the sequences.
-        budget: tells what is worth its time, and learns what levels cost and bring.
-        adaptive: whether it is asked.
-        begun: when the round did.
-        ask: calls a function of the drafter with its arguments.
+        drafts: the drafts, by sequence.
+        count: the number of sequences.
+        budget: the judge of further levels, which learns their seconds and their tokens.
+        adaptive: whether the budget decides.
+        begun: the round's start time.
+        ask: the function that calls a function of the drafter with its arguments.
     """
     for draft in drafts.values():
         draft.look([ROOT])

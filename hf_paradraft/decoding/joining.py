@@ -21,11 +21,11 @@ from .verify import Verifier
 
 
 def join(batch: Batch, other: Batch) -> None:
-    """Let another batch's sequences, which have read their prompts, stand after a batch's own.
+    """Append another batch's sequences, whose prompts have been read, to a batch.
 
     Raises:
-        ValueError: one of both cannot be joined (recurrent targets, static caches, a prompt that is
-            not read yet).
+        ValueError: one of the two cannot be joined (recurrent targets, static caches, a prompt that
+            is not read yet).
     """
     _join_sequences(batch, other)
     for group in other.groups:
@@ -34,7 +34,7 @@ def join(batch: Batch, other: Batch) -> None:
 
 
 def read_together(batches: list[Batch]) -> Batch:
-    """Join batches that have not read their prompts, and read these in one forward.
+    """Join batches whose prompts are unread, and read these prompts in one forward.
 
     Each prompt's last token is left to the next round.
 
@@ -77,7 +77,7 @@ def read_together(batches: list[Batch]) -> Batch:
 
 
 def leave(batch: Batch) -> list[Call]:
-    """Let sequences that have ended go, with their rows of the cache.
+    """Remove sequences that have ended, with their rows of the cache.
 
     Returns:
         The calls that are over.
@@ -91,7 +91,7 @@ def leave(batch: Batch) -> list[Call]:
         if verifier.states is not None:
             verifier.states.select(going_on)
         crop_left(verifier.cache, select_masks(verifier.attention, going_on))
-    batch.verifier.sequences = []  # which would keep those alive that leave
+    batch.verifier.sequences = []  # they would keep sequences that leave alive
     for sequence in batch.sequences:
         if sequence.finished:
             sequence.accepted = None
@@ -108,7 +108,7 @@ def leave(batch: Batch) -> list[Call]:
 
 
 def leave_early(batch: Batch) -> None:
-    """Let texts of the only call that have ended leave, where nothing else knows their rows."""
+    """Remove ended sequences of the only call, if nothing else depends on its rows."""
     [call], verifier = batch.calls, batch.verifier
     ended = any(sequence.finished for sequence in batch.sequences) and not call.finished
     whole = call.hands_back or call.terms.in_step is not None
@@ -117,7 +117,7 @@ def leave_early(batch: Batch) -> None:
 
 
 def _holds_ids_alone(verifier: Verifier) -> bool:
-    """Tell whether rows may come and go: the cache grows, and no input but ids is by row."""
+    """Tell whether rows may come and go: the cache is dynamic, and only ids are by row."""
     given = {name for name, value in verifier.model_kwargs.items() if holds_something(value)}
     return verifier.cache.num_slots is None and given <= {
         *CACHE_NAMES,
@@ -134,7 +134,7 @@ def _count(batch: Batch) -> None:
         sequence.place = place
     for group in batch.groups:
         budget = group.budget_for(len(batch.sequences))
-        if budget is not group.budget:  # which may rest from what it learned of texts that are over
+        if budget is not group.budget:  # it may rest because of earlier texts
             budget.begin()
         group.builder.budget = budget
 
@@ -155,7 +155,7 @@ def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
 
 
 def _join_sequences(batch: Batch, other: Batch) -> None:
-    """Let another batch's sequences and calls stand after a batch's own."""
+    """Append another batch's sequences and calls to a batch."""
     _join_verifiers(batch.verifier, other.verifier)
     batch.calls += other.calls
     batch.sequences += other.sequences
@@ -170,7 +170,7 @@ def _add_group(batch: Batch, joining: Group) -> None:
 
 
 def _join_groups(group: Group, other: Group) -> bool:
-    """Take another group's sequences after a group's own, and tell whether the drafter could."""
+    """Append another group's sequences if the drafter can, and tell whether it could."""
     joined = group.budget_for(1) is other.budget_for(1) and group.drafting.join(other.drafting)
     if joined:
         other.features.stop()
@@ -184,7 +184,7 @@ def _join_groups(group: Group, other: Group) -> bool:
 
 
 def _leave_group(group: Group) -> None:
-    """Let the sequences that have ended go; those of one call may stay until it is over."""
+    """Remove sequences that have ended; those of one call may stay until it is over."""
     over = any(call.finished for call in group.calls)
     group.calls = [call for call in group.calls if not call.finished]
     going_on = [row for row, sequence in enumerate(group.sequences) if not sequence.finished]
@@ -205,7 +205,7 @@ def _leave_group(group: Group) -> None:
 
 
 def join_caches(cache: RaggedCache, other: RaggedCache) -> None:
-    """Take another cache's rows, dynamic as a cache's own are, after these."""
+    """Append the rows of another dynamic cache to a dynamic cache."""
     slots = max(cache.end, other.end)
     for layer, joining in zip(cache.cache.layers, other.cache.layers, strict=True):
         _begin_like(layer, joining, len(cache.lengths))
@@ -219,7 +219,7 @@ def join_caches(cache: RaggedCache, other: RaggedCache) -> None:
 
 
 def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
-    """Let a layer that has read nothing have rows of no keys, as another one's are."""
+    """Give a layer that has read nothing empty rows, in the shape of another layer's."""
     if not layer.is_initialized and other.is_initialized:
         layer.lazy_initialization(other.keys, other.values)
         layer.keys, layer.values = (
@@ -228,7 +228,7 @@ def _begin_like(layer: Any, other: Any, num_rows: int) -> None:
 
 
 def select_cache(cache: RaggedCache, rows: list[int]) -> None:
-    """Go on with some of a cache's rows, in this order."""
+    """Keep only some of a cache's rows, in this order."""
     written, cache.lengths = cache.end, [cache.lengths[row] for row in rows]
     for layer in cache.layers():
         layer.keys, layer.values = layer.keys[rows], layer.values[rows]
@@ -261,14 +261,14 @@ def bytes_of(cache: Cache) -> int:
 
 
 def crop_left(cache: RaggedCache, count: int) -> None:
-    """Drop the first slots, so many, of all rows."""
+    """Drop the first `count` slots of all rows."""
     cache.lengths = [length - count for length in cache.lengths]
     for layer in cache.layers() if count else ():
         layer.keys, layer.values = layer.keys[:, :, count:], layer.values[:, :, count:]
 
 
 def join_masks(attention: TreeAttention, other: TreeAttention) -> None:
-    """Serve another one's rows too, after these."""
+    """Append the rows of another `TreeAttention`."""
     masks = attention.prompt_mask, other.prompt_mask
     width = max(mask.shape[1] for mask in masks)
     attention.prompt_mask = torch.cat(
@@ -279,10 +279,10 @@ def join_masks(attention: TreeAttention, other: TreeAttention) -> None:
 
 
 def select_masks(attention: TreeAttention, rows: list[int]) -> int:
-    """Go on with some of the rows, in this order.
+    """Keep only some of the rows, in this order.
 
     Returns:
-        How many columns on the left were padding for all of them.
+        The number of columns on the left that were padding for all of them.
     """
     seen = attention.prompt_mask[rows]
     count = int((seen.any(0).cumsum(0) == 0).sum())

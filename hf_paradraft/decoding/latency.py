@@ -1,6 +1,4 @@
-"""How long the target's forward takes here, by its number of new rows: measured once, remembered on
-disk.
-"""
+"""Latencies of the target's forward, by its number of new rows: measured once, kept on disk."""
 
 import hashlib
 import json
@@ -25,17 +23,17 @@ ROWS = (1, 2, 4, 8, 16, 32, 64)
 BUDGET_SECONDS = 3.0
 SLOPE = 16
 CONTEXT = 128
-OVER = "_hf_hook", "forward"  # what wrappers put on a part, or over its forward
+OVER = "_hf_hook", "forward"  # the attributes that wrappers set on a module
 FOLDER = Path(HF_HOME) / "paradraft" / "latency"
 
 
 def _file(model: PreTrainedModel) -> Path:
-    """Choose the file of a model's latencies, named by all that they depend on.
+    """Name the cache file of a model's latencies by everything that affects them.
 
     That is parts, shape, dtype, attention, device, threads, and torch's version.
 
-    Adapters, quantised and compiled parts are classes of their own, and so are hooks of offloaded
-    ones, and packed products.
+    Adapters, quantised and compiled modules have classes of their own, and so have the hooks of
+    offloaded ones and the forwards of packed ones.
     """
     config = model.config.get_text_config()
     shape = {

@@ -38,10 +38,10 @@ class SpeculativeOutput(GenerateDecoderOnlyOutput):
 def step(batch: Batch) -> None:
     """Run one round of all sequences in a batch.
 
-    Between two rounds others may join, and those that have ended may leave.
+    Between two rounds, other sequences may join, and ended ones may leave.
 
-    Whatever raises on the way (a processor, a criterion, Ctrl-C), the cache holds what plain
-    decoding would have read by then.
+    After an exception (in a processor or a criterion, or Ctrl-C), the cache holds the tokens that
+    plain decoding would have read by then.
     """
     # 1. draft
     begun = perf_counter()
@@ -81,22 +81,23 @@ def speculative_decoding(
 
     The output is the target's own, except with `acceptance='typical'`.
 
-    It serves what `hf_paradraft.admission` admits. Call it through `model.generate(...,
+    It serves the calls that `hf_paradraft.admission` admits. Call it through `model.generate(...,
     assistant_model=drafter)` or `model.generate(..., custom_generate=speculative_decoding,
     drafter=drafter)`, which prepare every argument.
 
     Args:
         model: the target, decoder-only, with a dynamic or static cache.
         input_ids: int64 `(B, n)`, padded on the left.
-        logits_processor: run as in plain decoding, once per emitted token, a sequence at a time.
-        stopping_criteria: asked after every emitted token, as in plain decoding.
-        generation_config: of this call.
-        drafter: guesses; see `Drafter`.
-        streamer: gets the tokens as they are accepted, one by one, or rounds (`RoundStreamer`); for
-            one sequence.
+        logits_processor: the logits processors, run as in plain decoding, once per emitted token,
+            a sequence at a time.
+        stopping_criteria: the criteria, asked after every emitted token, as in plain decoding.
+        generation_config: this call's generation config.
+        drafter: the drafter, which guesses; see `Drafter`.
+        streamer: the receiver of tokens as they are accepted, one by one, or of rounds
+            (`RoundStreamer`); for one sequence.
         synced_gpus: False in every call that is served.
-        terms: on which it is served, as the doors make them.
-        model_kwargs: for the target's forward.
+        terms: the terms on which the call is served, made by `hf_paradraft.admission`.
+        model_kwargs: inputs for the target's forward.
 
     Returns:
         Ids `(B, n + new)`, shorter sequences padded, or a `SpeculativeOutput` if
@@ -126,9 +127,9 @@ def output(
     """Build the output of a finished call and store its statistics on the drafter.
 
     Args:
-        call: that has finished.
-        started: when it did begin.
-        model_kwargs: of the call, with its cache.
+        call: the finished call.
+        started: its start time.
+        model_kwargs: its inputs for the target, with its cache.
     """
     call.finish()
     if call.streamer is not None:

@@ -11,8 +11,8 @@ from transformers import Cache, DynamicLayer, StaticLayer
 
 from ..names import DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
-# tokens that a recurrent state lacks and that are read again with every draft; with more they are
-# read for good
+# the most tokens that a recurrent state may lack, which are read again with every draft; beyond it
+# a round without a draft reads them into the state
 MOST_UNREAD = 32
 
 
@@ -28,7 +28,7 @@ class States:
     """The recurrent states of a cache, and the last copy of them.
 
     Args:
-        cache: whose layers stay what they are.
+        cache: the cache; its layers stay the same objects.
     """
 
     def __init__(self, cache: Cache):
@@ -52,7 +52,7 @@ class States:
         ]
 
     def restore(self, rows: list[int]) -> None:
-        """Let some rows of the batch have their copied states again."""
+        """Restore the copied states of some rows of the batch."""
         for current, saved in zip(self._by_layer(), self.saved, strict=True):
             for key, state in current.items():
                 if state is not None and len(rows) < len(state):
@@ -61,7 +61,7 @@ class States:
                     current[key] = saved[key]
 
     def select(self, rows: list[int]) -> None:
-        """Go on with the states of some rows, in this order."""
+        """Keep only the states of some rows, in this order."""
         for current in self._by_layer():
             current.update(
                 {key: state if state is None else state[rows] for key, state in current.items()}
@@ -103,7 +103,7 @@ def check_roll_back(cache: Cache) -> None:
     """Refuse caches whose layers cannot be put back.
 
     Raises:
-        ValueError: a static one, or one that has read something already.
+        ValueError: the cache is static, or has read tokens already.
     """
     if any(isinstance(layer, StaticLayer) for layer in cache.layers):
         raise ValueError(

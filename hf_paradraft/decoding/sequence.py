@@ -26,15 +26,15 @@ from .accept import Emitted, Greedy, Rule, accept
 class Accepted:
     """A sequence's part of a round, filled while it is judged.
 
-    An error there leaves it as far as it went.
+    After an error it holds the tokens that were judged before.
 
     Attributes:
-        begin: its length before.
+        begin: the sequence's length before the round.
         path: the accepted nodes, from the root down.
-        num_read: how many of them plain decoding would have read by now: all but the newest token,
-            if that was drafted.
-        judged: draft positions that were accepted or rejected.
-        tokens: that it emitted, on the host; those after its end are not the text's.
+        num_read: the number of them that plain decoding would have read by now: all but the newest
+            token, if that was drafted.
+        judged: the number of draft positions that were accepted or rejected.
+        tokens: the ids of new tokens, on the host; those after the text's end are not part of it.
     """
 
     begin: int
@@ -51,24 +51,24 @@ class Sequence:
     Attributes:
         ids: int64 `(1, limit + 1)`, its part of the call's buffer: padding, prompt, tokens so far,
             room.
-        logits_processor: its own, to be called with this sequence alone.
-        length: tokens so far, the prompt's padding included.
-        padding: tokens before the prompt.
-        rule: of acceptance.
+        logits_processor: its own processors, to be called with only this sequence.
+        length: the number of tokens so far, the prompt's padding included.
+        padding: the number of padding tokens before the prompt.
+        rule: its acceptance rule.
         finished: whether it has ended.
-        ended: its length, where it has ended and goes on with padding while others go on, as in
-            plain decoding; None before.
-        asked: tokens of the last prefix that the drafter was asked about, without padding.
-        observed: its tokens before this one have been shown to the drafter with their features,
-            without padding.
-        scores, logits: `(1, V)` float32 for each new token, where they are asked for.
-        draft: that is verified in this round; None before the first one.
-        accepted: what came of it; None for a sequence that had ended before.
-        context: positions that the target has.
-        call: whose sequence it is.
-        row: its place there.
+        ended: the length of its text, if that has ended and padding follows while others go on, as
+            in plain decoding; None before.
+        asked: the length of the last prefix that the drafter was asked about, without padding.
+        observed: the number of its tokens, without padding, that the drafter has been shown with
+            their features.
+        scores, logits: `(1, V)` for each new token, if the caller asks for them.
+        draft: the draft that is verified in this round; None before the first one.
+        accepted: the draft's result; None for a sequence that had ended before.
+        context: the number of positions that the target has.
+        call: the call that it belongs to.
+        row: its place in the call.
         place: its place in the target's forward.
-        race: that its draft of this round was made by; None: the noise is not known.
+        race: the scorer of its guesses in this round; None: nothing reordered them.
     """
 
     ids: LongTensor
@@ -92,7 +92,7 @@ class Sequence:
 
     @property
     def space(self) -> int:
-        """Tokens that may be verified before its own end and the end of the target's context."""
+        """The number of tokens that fit before its own end and the end of the target's context."""
         return max(
             0, min(self.ids.shape[1] - self.length - 2, self.context - self.length + self.padding)
         )
@@ -111,12 +111,12 @@ class Sequence:
 
     @property
     def emitted(self) -> list[int]:
-        """Tokens of its text that the last round brought."""
+        """The tokens of its text that are new in the last round."""
         return self.accepted.tokens[: self.end - self.accepted.begin]
 
     @property
     def end(self) -> int:
-        """Tokens of its text so far, without padding after its end."""
+        """The length of its text so far, without padding after its end."""
         return self.length if self.ended is None else self.ended
 
     def end_at(self, length: int, begin: int) -> None:
@@ -130,16 +130,17 @@ class Sequence:
 
 @dataclass
 class Ends:
-    """The conditions that end a sequence, and what is kept of each of its tokens.
+    """The conditions that end a sequence, and the outputs that are kept for each token.
 
     Attributes:
-        limit: tokens at most.
-        tokens: ids that end a text.
-        criteria: of transformers' own, asked after every token of a sequence, about it alone.
+        limit: the most tokens, the prompt's included.
+        tokens: the ids that end a text.
+        criteria: the criteria that are asked after every token of a sequence, about only that one.
         pads: whether sequences end one by one, with padding after them; otherwise all go on until
             all are done.
-        keep_scores, keep_logits: what the caller wants back of every token.
-        put: shows a streamer every token, as plain decoding does, after the criteria.
+        keep_scores, keep_logits: whether the caller wants scores or logits of every token.
+        put: the function that gives a streamer every token, after the criteria, as in plain
+            decoding.
     """
 
     limit: int
@@ -157,10 +158,10 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
     A sequence that ends goes no further.
 
     Args:
-        sequence: grows.
-        logits: the target's, `(at least N + 1, V)`, as for `accept`.
-        choices: the most probable token of each row of `logits`, where that alone decides.
-        ends: when to stop.
+        sequence: the sequence, which grows.
+        logits: the target's logits `(at least N + 1, V)`, as for `accept`.
+        choices: the most probable token of each row of `logits`, if only that decides.
+        ends: the conditions that end the sequence.
     """
     draft, begin = sequence.draft, sequence.accepted.begin
     for emitted in accept(
@@ -173,7 +174,7 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
 
 
 def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
-    """Let a sequence grow by a new token, and see whether that ends it.
+    """Append a new token to a sequence, and check whether that ends it.
 
     The sequence's buffer holds the token already.
     """
@@ -202,7 +203,7 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
 class Processors(LogitsProcessorList):
     """A list of processors that are run in order.
 
-    transformers' own inspects each one's signature at every token, which takes longer.
+    transformers' own list inspects each one's signature at every token, which takes longer.
     """
 
     def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
@@ -215,11 +216,11 @@ class Processors(LogitsProcessorList):
 def processors_of_sequences(
     logits_processor: LogitsProcessorList, batch_size: int
 ) -> list[LogitsProcessorList]:
-    """Make the processors of each sequence alone, with memories of their own.
+    """Copy the processors for each sequence, so that each copy has a memory of its own.
 
-    They have their own part of arguments that were set up by row.
+    A copy has its row's part of arguments that were set by row.
 
-    In a batch those that may know its rows are left out: they are shown all of it
+    In a batch, processors that may know its rows are left out: they are shown the whole batch
     (`rules.in_step`).
 
     Raises:
@@ -253,7 +254,7 @@ def collect(
 ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
     """Collect the ids of a call, and the scores and logits of its new tokens.
 
-    Sequences that have no token there any more have zeros as scores.
+    After its end, a sequence has zeros as scores and logits.
 
     Returns:
         Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,

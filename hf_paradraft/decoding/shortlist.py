@@ -1,6 +1,4 @@
-"""A head in two steps: one of low rank chooses a few tokens, and the head itself gives the logits
-of those alone.
-"""
+"""A head in two steps: a low-rank map chooses a few tokens, and only their logits are computed."""
 
 from __future__ import annotations
 
@@ -13,13 +11,13 @@ from torch import Tensor
 from ..files import names_of
 
 FILE = "shortlist.safetensors"
-RANK, COUNT = 128, 512  # of the first step; of the tokens that it chooses
+RANK, COUNT = 128, 512  # the first step's rank; the number of tokens that it chooses
 ROWS = 4  # with more the whole head is faster: its weights are read once for all of them
-LEAST = 4096  # tokens of a head that it pays for
+LEAST = 4096  # the fewest tokens of a head for which it pays
 
 
 class Shortlist:
-    """The directions of a drafter's states that tell its likely tokens apart.
+    """A low-rank map of a drafter's states by which its likely tokens are chosen.
 
     Args:
         down, up: `(r, hidden)` and `(hidden, r)`: for `up @ down @ h` a head has nearly the logits
@@ -37,7 +35,7 @@ class Shortlist:
 
         Args:
             states: `(n, hidden)`, normed, as the head reads them.
-            rows: `(V', hidden)`, of the head.
+            rows: `(V', hidden)`, the head's weight.
         """
         states, rows = states.double(), rows.double()
         sizes, axes = torch.linalg.eigh(states.T @ states / len(states))
@@ -50,11 +48,11 @@ class Shortlist:
 
     @classmethod
     def read(cls, folder: Path, hidden_size: int) -> Shortlist | None:
-        """Read the one that lies next to a drafter's weights; None: there is none.
+        """Read the shortlist next to a drafter's weights; None: there is none.
 
         Raises:
-            OSError: it is damaged.
-            ValueError: it is another drafter's, or not of numbers.
+            OSError: the file is damaged.
+            ValueError: it does not fit the drafter, or has values that are not finite.
         """
         if not (folder / FILE).exists():
             return None
@@ -76,7 +74,7 @@ class Shortlist:
         return cls(down, up)
 
     def save(self, folder: Path) -> None:
-        """Write it next to a drafter's weights."""
+        """Write the shortlist next to a drafter's weights."""
         save_file({"down": self.down.contiguous(), "up": self.up.contiguous()}, folder / FILE)
 
     def serves(self, states: Tensor) -> bool:
@@ -101,9 +99,9 @@ def chosen(
     """Choose each state's `COUNT` most likely tokens, int64 `(n, COUNT)`, and compute their logits.
 
     Args:
-        states: `(n, hidden)`.
-        steps: from `Shortlist.steps`.
-        rows, bias: of the head.
+        states: the drafter's states, `(n, hidden)`.
+        steps: the matrices from `Shortlist.steps`.
+        rows, bias: the head's weight and bias.
     """
     down, up = steps
     near = torch.nn.functional.linear(torch.nn.functional.linear(states, down), up, bias)

@@ -1,6 +1,4 @@
-"""The target's embedding and head, as it uses them itself: what drafters share by reference,
-outside their module tree.
-"""
+"""The target's embedding and head, which drafters share by reference, outside their modules."""
 
 from __future__ import annotations
 
@@ -16,14 +14,14 @@ from ..notes import notes_on
 from .features import Features
 from .shortlist import Shortlist, chosen
 
-TOLERANCE = 0.1  # of all logits' size; bf16 is off by a hundredth, another scale by more
+TOLERANCE = 0.1  # relative to the logits' norm; bf16 is off by a hundredth, another scale by more
 
 
 def logit_scale(config: PreTrainedConfig) -> float:
     """Compute the factor by which a target multiplies its head's logits, before it caps them.
 
     Args:
-        config: of its text.
+        config: the config of its text model.
     """
     scale = 1.0
     # Cohere's, Falcon H1's, Muse's
@@ -34,7 +32,7 @@ def logit_scale(config: PreTrainedConfig) -> float:
     ):
         scale *= float(getattr(config, name, None) or 1.0)
     scaling = float(getattr(config, "logits_scaling", None) or 1.0)
-    # Granite divides by what is so called
+    # Granite divides by the value of this name
     return scale * scaling if config.model_type == "hyperclovax" else scale / scaling
 
 
@@ -48,13 +46,13 @@ class TargetHead:
     """The target's embedding and head, as the target itself uses them; never saved, moved or cast.
 
     Args:
-        target: the model; unless it is offloaded, it reads a few tokens, once, to see that its
-            logits are made as is known here.
+        target: the model; unless it is offloaded, it reads a few tokens, once, to check that its
+            logits are made in a known way.
         vocabulary: int64 `(V',)`, the ids whose rows of the head are wanted; None: all. Rows are
             gathered once where the head is an ordinary matrix; another one (quantised, offloaded)
             gives all logits, of which these are taken.
-        shortlist: chooses the tokens whose logits are computed, where that is faster; the others'
-            are -inf.
+        shortlist: a choice of the tokens whose logits are computed, where that is faster; the
+            others' are -inf.
 
     Raises:
         ValueError: the target has no embedding or no head, or its logits are made in a way that is
@@ -81,7 +79,7 @@ class TargetHead:
         self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = (
             None  # the head's weight; its wanted rows, and their bias
         )
-        self.version = 0  # of that weight, which an optimiser's step changes
+        self.version = 0  # of the head's weight, which an optimiser's step changes
         self.shortlist = shortlist
         self.steps: tuple[Tensor, Tensor] | None = None  # the shortlist's, for these rows
         ordinary = vocabulary is not None and type(head) is torch.nn.Linear
@@ -123,9 +121,9 @@ class TargetHead:
 
         Args:
             ids: int64 `(…,)`.
-            raw: as the table has them, without a scale of the target's.
+            raw: whether to return the table's own rows, without a scale of the target's.
         """
-        # adapted ones have no other number of rows
+        # adapters do not change the number of rows
         ids = ids.where((ids >= 0) & (ids < len(self.embedding.weight)), 0)
         if raw:
             with align_module_device(self.embedding):  # an offloaded target's is fetched
@@ -150,7 +148,7 @@ class TargetHead:
         scale: float | None = None,
         raw: bool = False,
     ) -> Tensor:
-        """Compute logits `(…, V')` of normed states `(…, hidden)`; the rest as for `finished`."""
+        """Compute logits `(…, V')` of normed states `(…, hidden)`; the rest as in `finished`."""
         # with a slice torch multiplies each sequence by a copy of the head, a hundred times slower
         states = states.contiguous()
         weight = getattr(self.head, "weight", None)
@@ -198,7 +196,7 @@ class TargetHead:
         ):
             wanted, bias = self.vocabulary.to(weight.device), self.head.bias
             with torch.inference_mode(False):  # they outlive this call, and are trained with
-                # CUDA graphs copy what is none
+                # CUDA graphs copy tensors that are not parameters
                 rows = torch.nn.Parameter(weight.detach()[wanted], requires_grad=False)
             self.steps = None
             self.gathered = (weight, rows, None if bias is None else bias.detach()[wanted])
@@ -226,9 +224,9 @@ class TargetHead:
         """Scale and then cap the logits of a head.
 
         Args:
-            logits: of a head itself.
-            softcap, scale: instead of the target's.
-            raw: without the target's, where none is given.
+            logits: the raw logits of a head.
+            softcap, scale: the values to use instead of the target's.
+            raw: whether to leave the target's out where none is given.
         """
         return finished(
             logits,
@@ -244,4 +242,4 @@ class TargetHead:
 
 
 def _nothing() -> None:
-    """Stand for the target in a pickled drafter: nothing."""
+    """Return None, which stands for the target in a pickled drafter."""

@@ -23,8 +23,8 @@ from ..names import (
     stores_nothing,
 )
 
-GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # of transformers, which reads it in each layer
-# of cuDNN's attention, before each of those that do without it now
+GROUPED = "TRANSFORMERS_SDPA_FORCE_GQA"  # a switch of transformers, which reads it in each layer
+# whether cuDNN's attention was on before, for each block that does without it now
 _choice, _choices = (
     Lock(),
     list[bool](),
@@ -82,7 +82,7 @@ def attention_windows(
 def reads_its_own_way(model: PreTrainedModel) -> bool:
     """Tell whether foreign code makes a model's masks, positions or inputs.
 
-    Such a model is asked for them, and serves chains alone.
+    Such a model is asked for them, and serves only chains.
     """
     parts = (model, model.get_decoder())
     return any(
@@ -133,9 +133,10 @@ class TreeAttention:
 
     Args:
         windows: from `attention_windows`.
-        prompt_mask: bool or int `(B, n)`, what may be seen of the prompt, on the target's device.
-        positions: int64 `(B,)`, of the prompt's last tokens.
-        dtype: of the additive mask.
+        prompt_mask: bool or int `(B, n)`, true for the prompts' visible tokens, on the target's
+            device.
+        positions: int64 `(B,)`, the positions of the prompts' last tokens.
+        dtype: the additive mask's dtype.
     """
 
     def __init__(
@@ -150,7 +151,7 @@ class TreeAttention:
         self.look()
 
     def look(self) -> None:
-        """See whether a mask is needed at all."""
+        """Note whether any row needs a mask at all."""
         whole = set(self.windows.values()) == {None} and bool(self.prompt_mask.all())
         # one sequence that sees everything: no mask is needed
         self.sees_all = whole and len(self.offsets) == 1
@@ -163,10 +164,10 @@ class TreeAttention:
         C - M other rows that are not kept yet stand there too.
 
         Args:
-            lengths: of the B rows, in slots.
-            sees: bool `(B, M, C)`, what each new row sees of what stands after the end, the new
-                ones last.
-            depths: int64 `(B, C)`, how far after its row's end each of these stands.
+            lengths: the lengths of the B rows, in slots.
+            sees: bool `(B, M, C)`, the rows after the end that each new row sees, the new ones
+                last.
+            depths: int64 `(B, C)`, the distance of each of these from its row's end.
             num_slots: the width of a static cache.
 
         Returns:
@@ -179,7 +180,7 @@ class TreeAttention:
         slots = torch.arange(num_slots or end + columns, device=device)
         ends = torch.tensor(lengths, device=device)[:, None]
         visible = (slots < ends)[:, None].repeat(1, size, 1)
-        # of a longer one that has left, nothing is there any more
+        # the slots of a longer row that has left are gone
         prompt = min(self.prompt_mask.shape[1], len(slots))
         visible[:, :, :prompt] &= self.prompt_mask[:, None, :prompt]
         visible[:, :, end : end + columns] = sees.to(device)

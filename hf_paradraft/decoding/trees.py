@@ -64,12 +64,12 @@ def best_paths(scores: list[list[float]], num_nodes: int, least: float = 0.0) ->
     """Find the N most probable paths over distances that do not depend on each other.
 
     Args:
-        scores: by depth and rank, log-probabilities that fall from rank to rank.
+        scores: log-probabilities by depth and rank, which fall from rank to rank.
         num_nodes: N; fewer come back only if there are no more.
-        least: probability below which a path is left out, the first one apart.
+        least: the probability below which a path is left out, except the first one.
 
     Returns:
-        A draft of ranks in the place of tokens, most probable first: parents come before children,
+        A draft with ranks instead of tokens, most probable first: parents come before children,
         and the first n nodes are the best n.
     """
     parents, ranks, acceptance = list[int](), list[int](), list[float]()
@@ -132,16 +132,15 @@ def best_first_tree(
         logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
         num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach
             `least`.
-        calibration: `(K,)`, by which each distance's probabilities are corrected; default: taken at
-            their word.
+        calibration: `(K,)`, the factor that corrects each distance's probabilities; default: 1.
         vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
-        least: chance of a path below which it is left out.
-        ranks: guesses of each distance that may be nodes, at most; 1 makes a chain.
+        least: the path probability below which a path is left out.
+        ranks: the most guesses of each distance that may be nodes; 1 makes a chain.
 
     Returns:
         A draft, most probable first (so parents come before children, and the first n nodes are the
-        best tree of n), with `acceptance` and without `q`; it ends above the first row that is not
-        numbers.
+        best tree of n), with `acceptance` and without `q`; it ends before the first row without
+        finite logits.
 
     Raises:
         ValueError: `num_nodes` below 1.

@@ -31,8 +31,8 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
     none of the multimodal ones.
 
     Args:
-        length: tokens at most, prompt included.
-        model_kwargs: the call's; tensors `(…, prompt length)` among them.
+        length: the most tokens, the prompt's included.
+        model_kwargs: the call's inputs; tensors `(…, prompt length)` among them.
     """
     extended = {}
     for name in PER_TOKEN:
@@ -53,29 +53,29 @@ class Verifier:
     """The target, which reads what its cache lacks of each sequence and then its draft.
 
     A prompt is read as transformers itself reads it, with a chain after it. Later forwards have
-    explicit masks and positions: trees, and sequences of different lengths. Where `attention` is
-    None these too are as transformers makes them, for any kind of input, and one sequence is
-    served, in chains.
+    explicit masks and positions: trees, and sequences of different lengths. If `attention` is
+    None, these too are as transformers makes them, for any kind of input, and only one sequence is
+    served, with chains.
 
     Over recurrent states sequences have equally many rows, since a state cannot pass over padding
-    within a text: tokens that it lacks, a chain, and rows without meaning, after which it comes
-    back as after a rejection.
+    within a text: tokens that it lacks, a chain, and padding, after which the state is restored as
+    after a rejection.
 
     Args:
         model: the target.
-        model_kwargs: the call's, with the cache.
-        per_token: from `extend_to`.
+        model_kwargs: the call's inputs, with the cache.
+        per_token: the extended inputs from `extend_to`.
         cache: that cache, row by row.
-        begin: tokens of the prompt.
-        attention: masks and positions.
-        states: of recurrent layers; None: there are none.
-        features: what the drafter reads, which a compiled forward gives as an output.
-        row_counts: how many rows a later forward may have, if it is compiled for these; None for as
-            few as are needed.
+        begin: the number of the prompt's tokens.
+        attention: the maker of masks and positions; None: transformers makes them.
+        states: the recurrent layers' states; None: there are none.
+        features: the hidden states that the drafter reads, outputs of a compiled forward.
+        row_counts: the numbers of rows that a later forward may have, if it is compiled for these;
+            None for as few as are needed.
 
     Attributes:
-        prefix_rows: of each sequence, rows of the last forward that were tokens of its prefix; node
-            `i` of its draft is row `prefix_rows + i`.
+        prefix_rows: the number of the last forward's rows that were tokens of a sequence's prefix,
+            by sequence; node `i` of its draft is row `prefix_rows + i`.
         reads_prompt: whether the forward that ends the prompt is still to come.
     """
 
@@ -102,7 +102,7 @@ class Verifier:
         )
         self.reads_prompt, self.is_first, self.written = True, True, 0
         self.sequences: list[Sequence] = []
-        self.ended: list[bool] = []  # of the sequences
+        self.ended: list[bool] = []  # whether each sequence has
         self.prefix_rows: list[int] = []
         self.extra: dict[str, Any] | None = None
 
@@ -124,7 +124,7 @@ class Verifier:
 
     @property
     def unread(self) -> int:
-        """Tokens of the prompt that the cache lacks, until it is read."""
+        """The number of the prompt's tokens that the cache lacks, until it is read."""
         return self.begin - self.cache.lengths[0]
 
     def _unread(self) -> list[int]:
@@ -141,9 +141,9 @@ class Verifier:
         """Run the target over what its cache lacks: the end of each prefix, and the drafts.
 
         Args:
-            sequences: by their place.
-            drafts: of the sequences; chains for the forward that reads the prompt, or where there
-                are no `branches`.
+            sequences: the sequences, by their place.
+            drafts: the sequences' drafts; chains for the forward that reads the prompt, or where
+                there are no `branches`.
 
         Returns:
             Logits `(B, at least N + 1, V)` in the target's dtype, on the ids' device, N being the
@@ -197,7 +197,7 @@ class Verifier:
         inputs |= with_cache(self.model, self.cache.cache)  # Phi-3's drops an empty one
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-            # of an int Gemma 4's last layers make a few rows alone
+            # given an int, Gemma 4's last layers compute only those rows
             if self.reads_features and self.states is None:
                 inputs["logits_to_keep"] = torch.arange(
                     count - logits_to_keep, count, device=ids.device
@@ -207,7 +207,7 @@ class Verifier:
             return self.model(**inputs, return_dict=True).logits
 
     def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        # plain decoding goes on with the newest token alone
+        # the forward reads only the newest token, as in plain decoding
         if self.states is not None and not any(map(len, drafts)):
             self.read_on(
                 [sequence.ids[0] for sequence in sequences],
@@ -258,7 +258,7 @@ class Verifier:
         mask, positions = self.attention.inputs(
             self.cache.lengths, sees, depths, self.cache.num_slots
         )
-        # beyond them stand rows that are not read, and a prefix that goes on there
+        # only rows that are not read are clamped: a prefix may go beyond, as in plain decoding
         if self.num_positions is not None:
             for row, (ended, count) in enumerate(zip(self.ended, counts, strict=True)):
                 positions[row, 0 if ended else count :].clamp_(max=self.num_positions - 1)
@@ -311,9 +311,9 @@ class Verifier:
         )
 
     def _keep(self, entries: list[list[int]]) -> None:
-        """Keep some rows of the last forward, of each sequence.
+        """Keep some rows of the last forward for each sequence.
 
-        A recurrent state has read all of them, or none.
+        A recurrent state keeps all of them, or none.
         """
         if self.states is not None:
             back = [row for row, kept in enumerate(entries) if len(kept) < self.written]
@@ -337,17 +337,17 @@ class Verifier:
             triples = zip(texts, self.cache.lengths, wanted, strict=True)
             new = [text[length : length + some] for text, length, some in triples]
             last = torch.tensor([max(wanted) - 1], device="cpu")
-            # nothing follows from their logits
+            # their logits are not used
             few = {"logits_to_keep": last} if "logits_to_keep" in self.model_kwargs else {}
             self._run(new, nothing, **few)
             self._keep([[*range(some)] for some in wanted])
 
     def finish(self, ids: LongTensor) -> None:
-        """Leave the cache as plain decoding does, without the last tokens of `ids` `(B, n)`.
+        """Leave the cache as plain decoding does, without the last token of `ids` `(B, n)`.
 
-        It holds all others, and records nothing.
+        It holds all others, and its layers record nothing more.
 
-        After sequences that ended early stands the padding that plain decoding reads.
+        After sequences that ended early, it holds the padding that plain decoding reads.
         """
         end = ids.shape[1] - 1
         self.cache.forget([max(0, length - end) for length in self.cache.lengths])
