@@ -1,4 +1,4 @@
-"""Rules of acceptance beyond greedy decoding, and where each is looked up by its name."""
+"""Acceptance rules beyond greedy decoding, and the table of their names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RULES: dict[str, type[Rule]] = {
 
 
 def rule_of(drafter: Drafter, generation_config: GenerationConfig) -> Rule:
-    """Make the rule of a call.
+    """Make the acceptance rule of a call.
 
     Raises:
         ValueError: the drafter's rule does not fit the call.

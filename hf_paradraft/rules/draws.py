@@ -1,6 +1,4 @@
-"""Drafts that are drawn from the drafter's distributions, as rejection wants them (ParallelSpec,
-Algorithm 1).
-"""
+"""Drafts that are drawn from the drafter's distributions, for rejection (ParallelSpec, Alg. 1)."""
 
 import torch
 from torch import LongTensor, Tensor
@@ -28,11 +26,11 @@ STATELESS = (
 def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
     """Apply the processors without a memory to the logits `(1, V)` after ids `(1, n)`.
 
-    A draft may come from any distribution, but a processor that remembers its calls must see those
-    of plain decoding alone.
+    A draft may come from any distribution, but a processor that remembers its calls must see only
+    those of plain decoding.
     """
     for processor in logits_processor:
-        if type(processor) in STATELESS:  # what is derived from one may remember
+        if type(processor) in STATELESS:  # a subclass may remember its calls
             row = processor(ids, row)
     return row
 
@@ -80,13 +78,13 @@ def sampled_tree(q: Tensor, num_nodes: int, generator: torch.Generator | None = 
 
     This is Algorithm 1 of ParallelSpec.
 
-    The shape depends on `q` alone and never on what is drawn, so that the draws are what the rule
-    takes them for.
+    The shape depends only on `q` and never on the draws, so that these have the distribution that
+    the rule assumes.
 
     Args:
         q: float32 `(K, V)`, the distribution at each distance.
         num_nodes: N, at least 1; fewer come back where fewer tokens are possible.
-        generator: of the draws; default: torch's own.
+        generator: the generator of the draws; default: torch's own.
 
     Returns:
         A draft with `q`; siblings stand in the order in which they were drawn.
@@ -106,10 +104,10 @@ def are_numbers(logits: Tensor) -> bool:
 
 
 class Draws:
-    """A maker of drawn drafts.
+    """A maker of drafts that are drawn from the drafter's distributions.
 
     Attributes:
-        generator: of the draws; None: torch's own.
+        generator: the generator of the draws; None: torch's own.
     """
 
     generator: torch.Generator | None = None
@@ -123,8 +121,8 @@ class Draws:
     ) -> Draft:
         """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)`.
 
-        The logits are of independent distances after ids `(1, n)`; where they are not numbers the
-        draft is empty.
+        The logits are of independent distances after ids `(1, n)`; if a row of them has no finite
+        maximum, the draft is empty.
         """
         if not are_numbers(logits):
             return Draft.chain(text[0, :0])

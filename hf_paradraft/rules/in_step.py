@@ -19,21 +19,21 @@ class InStep:
 
     A round ends for all of them with the first one whose draft is used up or rejected.
 
-    Those that have ended go on with padding, until all have.
+    Sequences that have ended go on with padding, until all have ended.
 
     Args:
-        logits_processor: of the call.
+        logits_processor: the call's logits processors.
     """
 
     def __init__(self, logits_processor: LogitsProcessorList):
         self.logits_processor = Processors(logits_processor)
 
     def advance(self, call: Call, logits: list[Tensor]) -> None:
-        """Let the sequences take what the target agrees with.
+        """Judge the sequences' drafts step by step, and take their new tokens.
 
         Args:
-            call: whose sequences these are.
-            logits: the target's of each sequence, `(at least N + 1, V)`.
+            call: the call.
+            logits: the target's logits for each sequence, `(at least N + 1, V)`.
         """
         nodes: list[int | None] = [-1] * len(call.sequences)
         while any(sequence.ended is None for sequence in call.sequences):

@@ -1,10 +1,9 @@
-"""The target's random draws, made before the round, so that drafts are guesses of what it will
-draw.
+"""The noise of the target's random draws, made before a round, so that drafts can allow for it.
 
 `torch.multinomial(p, 1)` is an exponential race: the generator gives noise `E` of `p`'s shape, and
-the token is `argmax(p / E)`. Plain decoding draws one `E` for each new token, in order. Who draws
-it first and guesses `argmax(q / E)` is right far more often than with `argmax q`, and the text
-stays the seed's (Daliri, Musco and Suresh, arXiv 2408.07978; Kobus and Gündüz, 2504.15475).
+the token is `argmax(p / E)`. Plain decoding draws one `E` for each new token, in order. A
+draft of `argmax(q / E)`, with the same `E`, is right far more often than one of `argmax q`, and the
+text stays the seed's (Daliri, Musco and Suresh, arXiv 2408.07978; Kobus and Gündüz, 2504.15475).
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from torch import Tensor
 
 from ..decoding.sequence import Sequence
 
-KEPT = 2**27  # bytes of noise that waits for sequences that are late; beyond them it is drawn again
-# of torch's generators, each serves one thread's calls at a time
+KEPT = 2**27  # bytes of noise kept for sequences that lag; beyond them it is drawn again
+# by device: a lock, since torch's own generator serves one thread's calls at a time
 _in_use: defaultdict[torch.device, RLock] = defaultdict(RLock)
 
 
 def generator_of(device: torch.device) -> torch.Generator | None:
     """Look up the generator that `torch.multinomial` takes by default on a device.
 
-    It is None where that is not known.
+    It is None on other kinds of device.
     """
     if device.type == "cuda":
         return torch.cuda.default_generators[
@@ -57,15 +56,15 @@ class Noise:
     """The noise of one call's draws, between `start` and `stop`.
 
     At each step plain decoding draws for all sequences at once. Here they go at their own pace, so
-    the generator's state before each step is kept, and each sequence's part of it, float32 `(V,)`,
-    until it is used. Between draws the generator stands where plain decoding of one sequence has
+    the generator's state before each step is kept, and each sequence's noise, float32 `(V,)`, until
+    it is used. Between draws the generator stands where plain decoding of one sequence has
     it. If something else has moved it, a processor say, all further draws are plain ones.
 
     Args:
-        sequences: of the call.
-        begin: tokens of the prompts, padding included.
-        vocab_size: V, of the target.
-        own: generator of this call alone; default: torch's.
+        sequences: the call's sequences.
+        begin: the length of the prompts, padding included.
+        vocab_size: V, the number of the target's logits.
+        own: the generator of only this call; default: torch's.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Noise:
         self.generator: torch.Generator | None = None  # while noise is drawn ahead
         self.own = own
         self.states: list[Tensor] = []  # of the generator, before each step
-        self.stands = 0  # before which of them it does
+        self.stands = 0  # index of the state that it is in
         # noise that is yet to be used, by step
         self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]
         self.lock: RLock | None = None
@@ -89,8 +88,8 @@ class Noise:
     def start(self) -> None:
         """Choose the generator that noise is drawn from, and keep its state.
 
-        That is the call's own, or torch's; if another thread's call counts on torch's, a new one.
-        Where the device does not draw by race, no noise is drawn ahead.
+        That is the call's own, or torch's; if another thread's call uses torch's, a new one. If the
+        device does not draw by race, no noise is drawn ahead.
         """
         generator = generator_of(self.device)
         if generator is None or not draws_by_race(self.device):
@@ -99,7 +98,7 @@ class Noise:
             generator = self.own
         elif _in_use[self.device].acquire(blocking=False):
             self.lock = _in_use[self.device]
-        else:  # another thread's call counts on torch's own
+        else:  # another thread's call uses torch's own
             generator = torch.Generator(self.device)
             generator.seed()
         self.generator, self.states = generator, [generator.get_state()]
@@ -144,7 +143,7 @@ class Noise:
     def draw_together(self, p: Tensor) -> list[int]:
         """Draw the next tokens of all sequences, which stand at one length, from `p`, `(B, V)`.
 
-        Where their noise is not known they are drawn at once, as plain decoding does.
+        If their noise is not known, they are drawn at once, as plain decoding does.
         """
         known = (
             p.dtype == torch.float32
@@ -171,7 +170,7 @@ class Noise:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Let the generator stand where it does, whatever a drafter draws meanwhile."""
+        """Restore the generator's state after a block in which a drafter may draw."""
         ahead = self._is_ahead()
         yield
         if ahead:
@@ -194,8 +193,7 @@ class Noise:
     def _give_up(self) -> None:
         """Draw plainly from here on.
 
-        Where some sequences have used noise that is ahead of others, these draws come after all
-        noise.
+        If some sequences have used noise ahead of others, these draws come after all noise.
         """
         if self.generator is not None and max(map(self._step, self.sequences)) > self.stands:
             self.generator.set_state(self.states[-1])

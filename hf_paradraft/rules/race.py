@@ -1,4 +1,4 @@
-"""Guesses in the order in which they win the target's draw, and what is learned from who won."""
+"""Guesses ordered by their odds to win the target's draw, with odds learned from the winners."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..decoding.trees import to_target
 from .draws import are_numbers
 from .noise import Noise
 
-IMPOSSIBLE = -1e4  # the log-probability of what the target does not have
+IMPOSSIBLE = -1e4  # the log-probability of an id that the target does not have
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
-# how much the first odds weigh, and what was learned before a token with each later one
+# the weight of the first odds, and by how much each later token lowers the weight of earlier ones
 PRIOR, DECAY = (
     20.0,
     0.995,
@@ -27,10 +27,10 @@ class Odds:
     They are a softmax over `α log q - λ log E`, with the drafter's `q` and the noise `E` of its
     tokens.
 
-    With a target that is sure of itself, noise decides nothing and λ is 0; with one that is as
-    unsure as the drafter, both are 1; after a drafter that knows little of the text, noise is all
-    there is, and α is small. So α and λ are learned from who won, by Newton steps on the
-    likelihood, and follow the text: they depend on how sure `q` is.
+    If the target is sure, noise decides nothing and λ is 0; if it is as unsure as the drafter, both
+    are 1; if the drafter knows little of the text, only noise decides, and α is small. So α and λ
+    are learned from the winners, by Newton steps on the likelihood, and follow the text; they
+    depend on how sure `q` is.
     """
 
     def __init__(self) -> None:
@@ -50,12 +50,12 @@ class Odds:
         ).clamp(min=0) * noise
 
     def learn(self, features: ndarray, winners: list[int]) -> None:
-        """Learn who won, by one Newton step.
+        """Update the weights from the winners, by one Newton step.
 
         Args:
-            features: `(m, n, 4)`, of m tokens that came and the n that could win each, what the
-                weights are for.
-            winners: `(m,)`, which of the n it was.
+            features: `(m, n, 4)`, the weights' features, for m new tokens and the n that could have
+                won each.
+            winners: `(m,)`, the index of the one that won.
         """
         scores = features @ self.weights
         chances = numpy.exp(scores - scores.max(1, keepdims=True))
@@ -73,16 +73,16 @@ class Odds:
 
 
 class Race:
-    """A scorer of one sequence's guesses, by how likely they win the target's draw.
+    """A scorer of one sequence's guesses, by their chance to win the target's draw.
 
     It scores them when the draw's noise is known, and otherwise leaves them as they are.
 
     Args:
-        noise: of the call.
-        index: of the sequence.
-        length: tokens that the draft stands after, padding included.
-        processors: the target's, whose temperature is `q`'s too.
-        odds: of the pair.
+        noise: the call's noise.
+        index: the sequence's place in the call.
+        length: the number of tokens before the draft, padding included.
+        processors: the target's logits processors, whose temperature is applied to `q` too.
+        odds: the pair's odds.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Race:
         self.odds = odds
         self.seen: list[
             tuple[int, list[int] | None, list[int], ndarray]
-        ] = []  # who could win, and where
+        ] = []  # distance, path, rivals and their features
 
     def __call__(
         self,
@@ -102,12 +102,12 @@ class Race:
     ) -> Tensor:
         """Compute logits `(n, V')` of the token that wins the draw.
 
-        The drafter's own are returned where the noise is not known.
+        The drafter's own are returned if the noise is not known.
 
         Args:
-            logits: `(n, V')`, the drafter's.
-            paths: drafted tokens before each row; default: rows are one distance after the other,
-                after whatever comes.
+            logits: the drafter's logits `(n, V')`.
+            paths: the drafted tokens before each row; default: row `d` is for distance `d`, after
+                any tokens.
             vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
         """
         distances = [*range(len(logits))] if paths is None else [*map(len, paths)]
@@ -121,9 +121,7 @@ class Race:
         )
         noise = noise[:, ids]
         logits = logits.to(noise.device, torch.float32)
-        for (
-            processor
-        ) in self.processors:  # what cuts is left out: it would cut what the drafter underrates
+        for processor in self.processors:  # others may cut tokens that the drafter underrates
             if type(processor) is TemperatureLogitsWarper:
                 logits = processor(None, logits)
         q = logits.log_softmax(-1)
@@ -141,7 +139,7 @@ class Race:
         return self.odds(q, noise)
 
     def learn(self, tokens: list[int]) -> None:
-        """Learn from the tokens that came."""
+        """Update the odds from the round's new tokens."""
         came = [
             (features, ids.index(tokens[distance]))
             for distance, path, ids, features in self.seen
@@ -158,7 +156,7 @@ class Race:
     ) -> list[float]:
         """Compute the chances of tokens given the noise of the target's draw.
 
-        With noise `E` a chance π becomes `exp(-E (1 - π) / π)`; where the noise is unknown it is
+        With noise `E` a chance π becomes `exp(-E (1 - π) / π)`; if the noise is unknown, it is
         returned as it is.
         """
         distances = distances or list(range(len(tokens)))

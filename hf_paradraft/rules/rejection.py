@@ -1,6 +1,4 @@
-"""Rejection: what is drawn is distributed as the target draws (Leviathan et al., 2023;
-ParallelSpec, Algorithm 1).
-"""
+"""Rejection sampling: output distributed as the target's (Leviathan et al., 2023; ParallelSpec)."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ from .draws import STATELESS, Draws
 class Rejection(Rule):
     """A rule that accepts children drawn from `q` with probability `min(1, p/q)`.
 
-    Each child is judged after the last one's rejection.
+    A child is judged after its earlier siblings were rejected.
 
-    Exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one child,
-    Leviathan et al., 2023). Tokens that were not sampled have a `q` of 1 each. A sampled chain is
-    judged as a whole.
+    The rule is exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one
+    child, Leviathan et al., 2023). Tokens that were not sampled have a `q` of 1 each. A sampled chain
+    is judged as a whole.
     """
 
     clocked = False
@@ -76,12 +74,12 @@ def block_path(
 
     Args:
         draft: a chain of `N` nodes, with `q`.
-        logits: as for `accept`.
+        logits: the target's logits, as for `accept`.
         prefix: int64 `(1, n)`, the text before the draft.
-        logits_processor: all without a memory.
+        logits_processor: the logits processors, all without a memory.
 
     Returns:
-        The accepted nodes, and a distribution `(1, V)`.
+        The accepted nodes, and the distribution `(1, V)` of the token after them.
     """
     text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
     count, length = len(draft), prefix.shape[1]

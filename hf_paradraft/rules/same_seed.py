@@ -1,4 +1,4 @@
-"""Sample and match: the seed's own text, drafts of which know the noise of the target's draws."""
+"""Sample and match: the text that plain decoding has with the same seed, from drafts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .race import Odds, Race
 
 
 class SameSeed(Rule):
-    """A token is drawn as plain decoding draws it; a drafted child is accepted if it is that token.
+    """A rule that accepts a drafted child if it is the token that plain decoding draws.
 
-    Exact for every draft, even one that knows the draw.
+    It is exact for every draft, even one that knows the draw.
     """
 
     in_turn = True

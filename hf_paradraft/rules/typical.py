@@ -1,6 +1,4 @@
-"""Typical acceptance, which is lossy: what is probable enough is accepted (Medusa; PPD, section
-4.2).
-"""
+"""Typical acceptance, which is lossy: probable tokens are accepted (Medusa; PPD, section 4.2)."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ EPSILON, DELTA = 0.09, 0.3
 
 
 class Typical(Rule):
-    """The longest typical path is accepted, and a token drawn after it."""
+    """A lossy rule that accepts the longest typical path, and draws a token after it."""
 
     clocked = rests = False
     looks_ahead = True
@@ -31,7 +29,7 @@ class Typical(Rule):
         return typical_path(draft, logits, prefix, logits_processor), None
 
     def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-        """Implement `Rule.judge`: no drafted token is accepted any more."""
+        """Implement `Rule.judge`: draw the token after the path, and accept no further node."""
         return drawn(scores.softmax(-1)), None
 
 
@@ -47,11 +45,11 @@ def typical_path(
     The threshold is that of PPD, section 4.2, after Medusa.
 
     Args:
-        draft: `N` nodes.
-        logits: as for `accept`.
-        prefix: int64 `(1, n)`, up to and with `node`.
-        logits_processor: run on every path that is looked at.
-        node: -1 for the last known token.
+        draft: a draft of `N` nodes.
+        logits: the target's logits, as for `accept`.
+        prefix: int64 `(1, n)`, the text up to and with `node`.
+        logits_processor: the logits processors, run on every path that is tried.
+        node: the node that the path begins after; -1 for the last known token.
     """
     children = draft.children(node)
     if not children:
