@@ -1,6 +1,4 @@
-"""Drafts that are copied: what followed where the text itself, or a memory of other texts, went as
-it goes now.
-"""
+"""Prompt lookup: drafts copied from the text itself or from a memory of other texts."""
 
 from __future__ import annotations
 
@@ -16,11 +14,11 @@ logger = logging.get_logger(__name__)
 
 
 def copies_of(drafter: Drafter, draws: bool) -> PromptLookup | None:
-    """Make what copies for the sequences of a call; None where its drafter wants no copies.
+    """Make the prompt lookup of a call; None if its drafter wants no copies.
 
     Args:
-        drafter: says so.
-        draws: whether the rule wants its drafts drawn, so that copies are no part of them.
+        drafter: the drafter, whose options and memory decide.
+        draws: whether the acceptance rule needs drawn drafts, so that copies cannot be used.
     """
     if not drafter.speculation_config.prompt_lookup and drafter.memory is None:
         return None

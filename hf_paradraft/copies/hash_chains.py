@@ -1,4 +1,4 @@
-"""Tokens, and where each short run of them stood before (hash chains, as in LZ77)."""
+"""Tokens, and the earlier places of each short run of them (hash chains, as in LZ77)."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from array import array
 from collections.abc import Sequence
 from sys import maxsize
 
-MAX_MATCH = 32  # tokens of a match at most: beyond it matches are not told apart
-PLACES = 128  # places that a lookup compares at most, the newest first: so its time has a bound
-END = -1  # between texts
+MAX_MATCH = 32  # the most tokens of a match: longer matches count alike
+PLACES = 128  # the most places that a lookup compares, the newest first: this bounds its time
+END = -1  # the token between texts
 
 
 class HashChains:
-    """Tokens in their order; each place knows the place before it that follows the same run.
+    """Tokens in their order, each linked to the last earlier token after the same run.
 
     Args:
-        run: how many tokens are hashed: matches have as many at least.
-        capacity: how many tokens are kept; beyond them the oldest are written over.
-        buckets: how many runs the table tells apart, a power of two.
+        run: the number of tokens that are hashed, and the fewest of a match.
+        capacity: the number of tokens that are kept; beyond it the oldest are written over.
+        buckets: the number of runs that the table tells apart, a power of two.
     """
 
     def __init__(self, run: int, capacity: int = maxsize, buckets: int = 4096):
@@ -27,7 +27,7 @@ class HashChains:
         self.before = array("q")
         # by a run's hash: the newest place that follows it
         self.newest = array("q", [-1]) * buckets
-        self.end = 0  # how many places were written
+        self.end = 0  # the number of places that were written
 
     def append(self, token: int) -> None:
         """Write a token after the others."""
@@ -50,21 +50,21 @@ class HashChains:
             self.newest[bucket] = before
 
     def longest(self, tail: Sequence[int], most: int = MAX_MATCH) -> tuple[int, list[int]]:
-        """Find where a text's end stood before: its longest match.
+        """Find the earlier places that match a text's end longest.
 
         Args:
-            tail: the text's last tokens, int each.
-            most: how many of them are compared.
+            tail: the text's last tokens.
+            most: the most of them that are compared.
 
         Returns:
-            How many tokens match, 0 for none, and the places that follow such a match, the newest
-            first.
+            The number of tokens that match, 0 for none, and the places that follow such a match,
+            the newest first.
         """
         bucket = self._bucket(tail[-self.run :]) if len(tail) >= self.run else None
         place, oldest = -1 if bucket is None else self.newest[bucket], self.end - len(self.tokens)
         best, places = self.run, list[int]()
         for _ in range(PLACES):
-            if place < oldest + self.run:  # written over, or what stands before it
+            if place < oldest + self.run:  # it, or its run, was written over
                 break
             end, length = min(most, len(tail), place - oldest), 0
             while (
@@ -82,7 +82,7 @@ class HashChains:
     def read(self, place: int, room: int) -> list[int]:
         """Read at most `room` tokens from a place to the end of its text.
 
-        Nothing is read where they were written over.
+        Nothing is read if they were written over.
         """
         if not self.end - len(self.tokens) <= place < self.end:
             return []

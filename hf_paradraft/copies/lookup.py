@@ -1,5 +1,5 @@
-"""Prompt lookup: what followed where the text, or a memory, went like its end is copied (RASD;
-Graft; SuffixDecoding).
+"""Prompt lookup: copy the tokens after earlier matches of a text's end (RASD; Graft;
+SuffixDecoding).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..protocol.config import MAX_TREE, TreeSize
 from .hash_chains import MAX_MATCH, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
-# tokens that are copied at most: 10, twice as many as match, and in all
+# the most copied tokens: 10, or twice as many as match if that is more; and the most in all
 COPIED, GROWTH, DEEPEST = (
     10,
     2,
     48,
 )
-REALIGNED = 0  # instead of a match's length: the copy goes on after a token that was another one
+REALIGNED = 0  # match length recorded for a copy that goes on after a rejected token
 # How often a copied token was right after a match of 1, 2, 3, and 4 or more tokens: the first one,
 # and one after a right one. Measured in a chat model's answers to 400 prompts
-# (SmolLM2-135M-Instruct); where each call begins to learn its own.
+# (SmolLM2-135M-Instruct); from here each call learns its own.
 FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
-# matches up to each of these lengths are believed alike
+# matches up to each of these lengths share their acceptance
 CLASSES = (
     REALIGNED,
     1,
@@ -46,7 +46,7 @@ CLASSES = (
 
 @dataclass
 class Copied:
-    """Tokens that were copied, until it is known how many of them came true."""
+    """Copied tokens, kept until it is known how many of them were right."""
 
     source: Any  # HashChains, or a `Memory`
     place: int  # of the first token in the source
@@ -66,30 +66,30 @@ Counts = dict[int, list[float]]  # hits and tries, by class of match
 
 @dataclass
 class Text:
-    """One sequence's tokens, and what was copied for it last.
+    """One sequence's tokens, and its last copies.
 
     Attributes:
-        first, onward: how often copies were right, which the sequences of a call share: a copy's
-            first token, and later ones.
+        first, onward: how often a copy's first token and later ones were right, shared by the
+            sequences of a call.
     """
 
     first: Counts
     onward: Counts
     chains: HashChains = field(default_factory=lambda: HashChains(1))
     copies: list[Copied] = field(default_factory=list)
-    # those whose last token was another one, from the next token on
+    # copies of which the last compared token was wrong, from the token after it on
     broken: list[Copied] = field(default_factory=list)
 
 
 class PromptLookup:
     """A finder of tokens to copy for the sequences of a group.
 
-    It learns how often its copies were right.
+    It learns how often its copies are right.
 
     Args:
-        longest, shortest: tokens of a match in the text itself.
-        memory: other texts that are copied from (`hf_paradraft.Memory`).
-        vocab_size: V; ids that stand for images, say, are not copied.
+        longest, shortest: the most and the fewest tokens of a match in the text itself.
+        memory: a memory of other texts to copy from (`hf_paradraft.Memory`).
+        vocab_size: V; ids outside of it, such as those for images, are not copied.
     """
 
     deepest = DEEPEST
@@ -123,9 +123,9 @@ class PromptLookup:
         self.vocab_size = vocab_size
 
     def remember(self, text: LongTensor) -> None:
-        """Add a text that has ended to a memory that remembers texts.
+        """Add a text that has ended to the memory, if that remembers texts.
 
-        A text with ids outside of the vocabulary, those of an image, say, is left out.
+        A text with ids outside of the vocabulary, such as those for images, is left out.
         """
         if (
             self.memory is not None
@@ -135,28 +135,29 @@ class PromptLookup:
             self.memory.add(text)
 
     def hold(self, count: int) -> None:
-        """Make room for so many sequences in all."""
+        """Make room for `count` sequences in all."""
         self.texts += [Text(self.first, self.onward) for _ in range(count - len(self.texts))]
 
     def join(self, other: PromptLookup, count: int, joining: int) -> None:
-        """Copy for another one's sequences too, `joining` of them after `count` of its own."""
+        """Append the `joining` sequences of another prompt lookup to `count` of its own."""
         self.hold(count)
         other.hold(joining)
         self.texts += other.texts
 
     def select(self, rows: list[int]) -> None:
-        """Go on with some of the sequences, in this order."""
+        """Keep only some of the sequences, in this order."""
         self.hold(1 + max(rows))
         self.texts = [self.texts[row] for row in rows]
 
     def find(
         self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool
     ) -> list[list[Copy]]:
-        """Find what can be copied for each sequence, the copy that promises most first.
+        """Find copies for each sequence, the one with the most expected tokens first.
 
         Args:
-            prefixes: of the sequences.
-            spaces: tokens that may be verified of each; None: some of a text may be taken back.
+            prefixes: the sequences' prefixes.
+            spaces: the number of tokens that may be verified of each; None: a text's end may be
+                taken back.
             deep: whether copies may be longer than guesses, where `spaces` allows it.
         """
         copied = []
@@ -178,10 +179,10 @@ class PromptLookup:
         budget: Budget,
         num_draft_tokens: int,
     ) -> bool:
-        """Decide whether the drafter's own forward, in addition to copies, is not worth its time.
+        """Tell whether the drafter's own forward, in addition to copies, is not worth its time.
 
-        Where a sequence's first copied token is wrong, a guess would have brought what drafts
-        bring; else it brings nothing.
+        If a sequence's first copied token is wrong, a guess is assumed to bring as many tokens as
+        drafts usually do; otherwise none.
         """
         chances = [
             copies[0][1] if copies else []
@@ -198,9 +199,9 @@ class PromptLookup:
         )
 
     def join_to(self, draft: Draft, copies: list[Copy], size: TreeSize, budget: Budget) -> Draft:
-        """Join a sequence's copies to a tree, or put the best one in place of a weaker chain.
+        """Add a sequence's copies to a tree, or replace a weaker chain by the best copy.
 
-        A tree may become deeper than K by it. A draft with prompt rows, or a tree whose chances are
+        This may make a tree deeper than K. A draft with prompt rows, or a tree whose chances are
         not known, stays as it is.
         """
         # a sparse tree holds what pays next to its prompts
@@ -219,12 +220,12 @@ class PromptLookup:
         )
 
     def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
-        """Read what is new of a text, and learn which of its last copies came true.
+        """Index a sequence's new tokens, and learn which of its last copies were right.
 
         Args:
-            sequence: whose text it is.
+            sequence: the sequence's index.
             ids: the whole text, int64 `(n,)`.
-            unchanged: how many of its first tokens are as they were.
+            unchanged: the number of its first tokens that have not changed.
         """
         self.hold(sequence + 1)
         text = self.texts[sequence]
@@ -234,7 +235,7 @@ class PromptLookup:
         new = ids[text.chains.end :].tolist()
         for token in new:
             text.chains.append(token)
-        came = new[max(0, begin - unchanged) :]  # what stands where the last copies were made for
+        came = new[max(0, begin - unchanged) :]  # the tokens that the last copies guessed
         if not came:
             return
         copies, text.copies, text.broken = text.copies, [], []
@@ -253,15 +254,14 @@ class PromptLookup:
                 )
 
     def following(self, sequence: int, room: int) -> list[Copy]:
-        """Find what can be copied for a sequence: the copy that promises most first.
+        """Find copies for a sequence, the one with the most expected tokens first.
 
-        One follows the longest match in the text itself, one or two the longest in the memory;
-        where a token was not the copied one, the copy goes on after it too, for most edits change a
-        token.
+        One follows the longest match in the text itself, one or two the longest in the memory. A
+        copy with a wrong token also goes on after it, since most edits change one token.
 
         Args:
-            sequence: whose text it is.
-            room: tokens of a copy at most.
+            sequence: the sequence's index.
+            room: the most tokens of a copy.
         """
         text = self.texts[sequence]
         text.copies = self._copies(text, min(room, DEEPEST)) if room else []
@@ -269,7 +269,7 @@ class PromptLookup:
         return sorted(copies, key=lambda copy: -numpy.cumprod(copy[1]).sum())
 
     def _copies(self, text: Text, room: int) -> list[Copied]:
-        """Find the copies, no two of the same place."""
+        """Find the copies, no two from one place."""
         tail, found = text.chains.last(MAX_MATCH), []
         length, places = text.chains.longest(tail, self.longest)
         if length >= self.shortest:
@@ -291,7 +291,7 @@ class PromptLookup:
         return [copy for copy in found if copy.tokens]
 
     def _believed(self, text: Text, copy: Copied) -> Copy:
-        """Say how likely a copy's tokens are."""
+        """Add each token's chance to a copy, from how often such copies were right."""
         (hits, tries), (further, judged) = text.first[copy.kind], text.onward[copy.kind]
         first = hits / tries
         first = first if copy.share == 1 else min(first * copy.share, 1 - first)
@@ -299,14 +299,14 @@ class PromptLookup:
 
 
 def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:
-    """Join copied chains to a tree, and keep its `size` most probable nodes.
+    """Add copied chains to a tree, and keep its `size` most probable nodes.
 
     Nodes that several chains share count once.
 
     Args:
-        draft: with `acceptance`, not drawn.
+        draft: a draft with `acceptance`, not drawn.
         copies: the chains, each from the last known token on.
-        size: nodes at most.
+        size: the most nodes.
     """
     ids, parents = list(draft.token_ids), list(draft.parents)
     acceptance = list(draft.acceptance or [0.5] * len(draft))

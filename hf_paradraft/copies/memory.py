@@ -21,8 +21,8 @@ from ..files import whole
 from .hash_chains import END, HashChains
 
 LARGEST = 24  # bits of a hash: 128 MiB of table
-# tokens that may come first in what is copied: in a memory of 1,500 answers one was right in 44 %,
-# two in 55 %
+# the first tokens of copies from one match: in a memory of 1,500 answers one was right in 44 %, one
+# of two in 55 %
 SIBLINGS = 2
 # tokens that are added at once, and seconds between two pieces, for lookups of other threads
 PIECE, PAUSE = (
@@ -34,20 +34,20 @@ PIECE, PAUSE = (
 class Memory:
     """Texts that outlive a call and that drafts are copied from.
 
-    They may be a file that is being edited, passages, or earlier answers.
+    Such texts are a file that is being edited, retrieved passages, or earlier answers.
 
     Several calls, drafters and threads may share one. `drafter.memory = memory` gives it to a
     drafter of any kind.
 
     Args:
-        max_tokens: how many tokens are kept, some 30 bytes each; beyond them the oldest go.
+        max_tokens: the number of tokens that are kept, some 30 bytes each; beyond it the oldest go.
         remember: whether each call adds its prompt and its answer when it ends.
 
     Raises:
         ValueError: there is no room for a match.
     """
 
-    RUN = 3  # tokens of a match at least: shorter ones are found in too many texts
+    RUN = 3  # the fewest tokens of a match: shorter ones are found in too many texts
 
     def __init__(self, max_tokens: int = 1_000_000, remember: bool = False):
         if max_tokens <= self.RUN:
@@ -61,7 +61,7 @@ class Memory:
         self._lock, self._adding = Lock(), Lock()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return all but the locks, for copies and pickles."""
+        """Return all attributes but the locks, for copies and pickles."""
         with self._lock:
             return {
                 **vars(self),
@@ -71,18 +71,18 @@ class Memory:
             }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what `__getstate__` gave, with a lock of its own."""
+        """Restore the state of `__getstate__`, with new locks."""
         vars(self).update(state, _lock=Lock(), _adding=Lock())
 
     def __len__(self) -> int:
-        """Count the tokens that are kept; each text has one more, its end."""
+        """Count the kept tokens, each text's end mark included."""
         return len(self._chains.tokens)
 
     @property
     def largest(self) -> int:
         """The largest id that is kept, -1 for none.
 
-        A target with a smaller vocabulary cannot copy from here.
+        A target whose vocabulary lacks it cannot copy from here.
         """
         with self._lock:
             return int(numpy.asarray(self._chains.tokens).max(initial=-1))
@@ -93,13 +93,13 @@ class Memory:
             self._chains = HashChains(self.RUN, self.max_tokens, len(self._chains.newest))
 
     def add(self, ids: Sequence[int] | LongTensor) -> None:
-        """Add a text. Of one that is longer than the memory its end is kept.
+        """Add a text; if it is longer than the memory, only its end is kept.
 
         Args:
             ids: the text's tokens, int64 `(n,)` or `(1, n)`, or a list of int.
 
         Raises:
-            ValueError: these are no ids of one text.
+            ValueError: `ids` are not the ids of one text.
         """
         text = torch.as_tensor(ids, device="cpu")
         if text.numel() and (
@@ -125,15 +125,15 @@ class Memory:
     ) -> tuple[int, list[tuple[int, list[int], int]]]:
         """Find the continuations of the longest match of a text's end.
 
-        Those with the two most frequent first tokens are taken.
+        Continuations with the two most frequent first tokens are returned.
 
         Args:
             tail: the text's last tokens; `MAX_MATCH` are enough.
-            room: how many tokens are wanted at most.
+            room: the most tokens of a continuation.
 
         Returns:
-            The match's length, 0 if there is none; and for each first token the newest place, the
-            tokens from there on, and how often it stood there.
+            The match's length, 0 if there is none; and for each first token its newest place, the
+            tokens from there on, and how often it followed the match.
         """
         with self._lock:
             length, places = self._chains.longest(tail)
@@ -149,9 +149,9 @@ class Memory:
             ]
 
     def read(self, place: int, room: int) -> list[int]:
-        """Read on from a place that `following` gave, to the end of its text.
+        """Read at most `room` tokens from a place on, to the end of its text.
 
-        Nothing is read at that end, or once the place was written over.
+        Nothing is read at that end, or if the place was written over.
         """
         with self._lock:
             return self._chains.read(place, room)
@@ -166,10 +166,10 @@ class Memory:
 
     @classmethod
     def load(cls, file: str | Path, remember: bool = False) -> Memory:
-        """Read what `save` wrote.
+        """Read a memory from a file that `save` wrote.
 
         Raises:
-            ValueError: the file holds something else.
+            ValueError: the file holds no memory.
         """
         try:
             with safe_open(Path(file).expanduser(), framework="pt") as opened:
