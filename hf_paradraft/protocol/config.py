@@ -1,4 +1,4 @@
-"""How a drafter should be used; saved with it under `paradraft` in `config.json`."""
+"""Options of speculative decoding, saved with a drafter under `paradraft` in `config.json`."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,7 +9,7 @@ logger = logging.get_logger(__name__)
 
 TreeSize = int | Literal["auto"] | None  # None: a chain
 MAX_TREE = 64  # nodes of a tree that chooses its own size
-MOST = 1024  # tokens or nodes of a draft: a number beyond it is a mistake, or a joke
+MOST = 1024  # tokens or nodes of a draft; a larger number is refused as a mistake
 ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
 
 
@@ -23,21 +23,22 @@ class SpeculationConfig:
             instead.
         tree_size: `"auto"` for as many draft nodes as pay on this hardware, chosen in every round;
             an int for that many, the most probable paths of all; None for a chain.
-        acceptance: how drafts are judged. `auto` is `greedy` without sampling and `sample_match`
-            with it; both, and `rejection`, leave the target's output (or its distribution) as it
-            is. `typical` does not: it accepts what is probable enough, for more tokens per round.
-        never_slower: draft less, or nothing for a while, where the measured times say that it does
-            not pay. Not with `rejection` and `typical`, whose random draws would then depend on the
-            clock.
+        acceptance: the rule that judges drafts. `auto` is `greedy` without sampling and
+            `sample_match` with it; both, and `rejection`, leave the target's output (or its
+            distribution) as it is. `typical` does not: it accepts every token that is probable
+            enough, for more tokens per round.
+        never_slower: draft less, or nothing for a while, if the measured times say that drafting
+            does not pay. Has no effect with `rejection` and `typical`, whose random draws would
+            then depend on the clock.
         compile: run drafter and target through `torch.compile` over static caches, every round in
-            the same shapes; on a GPU as CUDA graphs. The first calls compile, for some seconds to
+            the same shapes, on a GPU as CUDA graphs. The first calls compile, for some seconds to
             minutes.
         overlap: draft the next window while the target verifies this one (PEARL). With
-            `never_slower` where the drafter has a device or a process of its own, or nothing is
-            won; without it always. Not for drafters that read the target.
-        prompt_lookup: let copied tokens join: what followed the last time that the text ended like
-            it ends now, where that promises more than the drafter's own guesses; in trees up to ten
-            tokens of it, whatever K is. Not with `rejection`, which wants its drafts drawn.
+            `never_slower` only if the drafter has a device or a process of its own, since nothing
+            is won otherwise; without it always. Not for drafters that read the target.
+        prompt_lookup: copy tokens that followed an earlier match of the text's end: in a tree in
+            addition to the drafter's guesses, and beyond K; in a chain instead of them, if more
+            tokens are expected to be accepted. Not with `rejection`, which needs drawn drafts.
         trace: keep every round's draft, accepted path and times in `SpeculationStats.trace`.
 
     Raises:
@@ -112,7 +113,7 @@ class SpeculationConfig:
     def compiled_width(self) -> int:
         """New tokens that a compiled drafter reads in every round, fewer being padded.
 
-        It is 0 where nothing is compiled.
+        It is 0 if nothing is compiled.
         """
         return self.num_draft_tokens + 1 if self.compile else 0
 

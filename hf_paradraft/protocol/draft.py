@@ -16,9 +16,9 @@ class PromptRows:
 
     Attributes:
         nodes: for each of R rows the node that it belongs to; -1 is the last known token.
-        parents: what each of them sees, with that one's ancestors: a node of N, or `N + r` for row
-            `r`.
-        embeddings: `(R, hidden)`, their inputs.
+        parents: the parent of each row, which sees it and its ancestors: a node of N, or `N + r`
+            for row `r`.
+        embeddings: `(R, hidden)`, the rows' inputs.
     """
 
     nodes: list[int]
@@ -33,11 +33,11 @@ class Draft:
     Attributes:
         tokens: int64 `(N,)`, parents before children. `N = 0` means: just decode one token.
         parents: `N` indices into `tokens`, -1 for a child of the last known token.
-        q: float32 `(N, V)`, the distribution each token was sampled from; None: they were not
-            sampled, and count as certain.
-        acceptance: `N` chances that a node is accepted if its parent is; None where it is not
+        q: float32 `(N, V)`, the distribution that each token was sampled from; None: the tokens
+            were not sampled, and count as certain.
+        acceptance: `N` chances that a node is accepted if its parent is; None if they are not
             known.
-        prompt_rows: of PPD; None for none.
+        prompt_rows: PPD's prompt rows; None for none.
     """
 
     tokens: LongTensor
@@ -65,14 +65,14 @@ class Draft:
 
     @classmethod
     def of_ids(cls, ids: list[int], device: torch.device, *rest: Any) -> "Draft":
-        """Make a draft of tokens that the host knows, for a device; the rest as for the class."""
+        """Make a draft on a device from ids on the host; `rest` are the class's other fields."""
         draft = cls(torch.tensor(ids, dtype=torch.long, device=device), *rest)
         draft.token_ids = ids
         return draft
 
     @property
     def depths(self) -> list[int]:
-        """How deep each node stands, from 1."""
+        """The depth of each node, from 1."""
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 + (depths[parent] if parent >= 0 else 0))
@@ -80,7 +80,7 @@ class Draft:
 
     @property
     def depth(self) -> int:
-        """Tokens of its longest path."""
+        """The number of tokens in its longest path."""
         return max(self.depths, default=0)
 
     @cached_property

@@ -17,34 +17,34 @@ from .stats import SpeculationStats
 
 @dataclass(frozen=True)
 class KeyValues:
-    """The name of a feature, the keys and values `(f, 2·H·D)` of a layer's cache.
+    """The name of a feature: the keys and values `(f, 2·H·D)` of a layer's cache.
 
     They are as attention reads them, all heads' keys first.
 
     Attributes:
-        layer: of the target.
+        layer: the index of the target's layer.
     """
 
     layer: int
 
 
 # -1: the embedding's output, as the first layer reads it; 0 … L-1: the outputs of the target's
-# layers, raw; "normed": the last one after the final norm, as the head reads it; or what a layer's
-# cache holds.
+# layers, raw; "normed": the last one after the final norm, as the head reads it; or the keys and
+# values of a layer's cache.
 FeatureKey = int | Literal["normed"] | KeyValues
 
 
 @dataclass
 class Prefix:
-    """One sequence's text and room when a guess is wanted.
+    """One sequence's text so far, and room for guesses.
 
     Attributes:
         ids: int64 `(1, n)` on the target's device, without padding: prompt and tokens so far.
-        room: how many tokens may be guessed in a row; 0 where none are wanted.
-        kept: how many leading tokens are those of the last prefix that was asked about; 0 at first.
-        race: where the noise of the target's draws is known: orders logits `(k, V')` of the next
-            distances by who wins then. For drafters that give tokens; what others give is ordered
-            by the engine.
+        room: the number of tokens that may be guessed in a row; 0 if none are wanted.
+        kept: the number of leading tokens that the last prefix of this sequence had too; 0 at
+            first.
+        race: a scorer of logits `(k, V')` of the next distances by the noise of the target's draws,
+            if that is known. For drafters that give tokens; the engine scores logits itself.
     """
 
     ids: LongTensor
@@ -62,10 +62,10 @@ class Observation:
     Attributes:
         tokens: int64 `(n,)`, new tokens, the target's own included; none for a piece of the prompt.
         begin: position of the first token that has features here.
-        features: of what `needs` asked for, `(f, hidden)` each: of the tokens `begin … begin + f -
-            1`.
-        prompt_logits: float32 `(R, V)`, of the prompt rows below the node where the round ended, in
-            order; None for none.
+        features: the features that `needs` asked for, `(f, hidden)` each, of the tokens `begin …
+            begin + f - 1`.
+        prompt_logits: float32 `(R, V)`, the logits of the prompt rows below the node where the
+            round ended, in order; None for none.
     """
 
     tokens: LongTensor
@@ -75,10 +75,10 @@ class Observation:
 
 
 class Drafting:
-    """One `generate` call's drafting: it owns the state, so a drafter serves many calls at once.
+    """The drafter's state in one `generate` call, so that a drafter serves many calls at once.
 
     Attributes:
-        nbytes: of what `fork` has copied.
+        nbytes: the number of bytes that `fork` has copied.
     """
 
     nbytes: int = 0
@@ -88,8 +88,8 @@ class Drafting:
 
         Logits for more than the room are cut; tokens for more are refused.
 
-        A prefix need not extend the last one of its sequence: what was read after `prefix.kept`
-        tokens has to be forgotten.
+        A prefix need not extend the last one of its sequence: tokens that were read after the first
+        `prefix.kept` have to be forgotten.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no propose(prefixes), which gives a guess for each "
@@ -97,7 +97,7 @@ class Drafting:
         )
 
     def check_texts(self, count: int) -> None:
-        """Refuse a call of more sequences than the drafter serves. Most serve any number.
+        """Refuse a call of more sequences than the drafter serves; most serve any number.
 
         Raises:
             ValueError: they are too many; the message says what to change.
@@ -110,9 +110,9 @@ class Drafting:
         """
 
     def join(self, other: "Drafting") -> bool:
-        """Take another call's sequences, which have begun, after these.
+        """Append another call's sequences, which have begun, to these.
 
-        Both are then asked at once. A drafting that joins others has `select` too.
+        Both are then asked at once. A class that implements `join` implements `select` too.
 
         Returns:
             Whether the sequences were taken.
@@ -120,7 +120,7 @@ class Drafting:
         return False
 
     def select(self, rows: list[int]) -> None:
-        """Go on with some of the sequences, in this order: texts that have ended leave.
+        """Keep only some of the sequences, in this order: texts that have ended leave.
 
         Without it a drafter is asked about all sequences of a call until the last has ended.
         """
@@ -129,7 +129,7 @@ class Drafting:
         )
 
     def fork(self, row: int, read: int) -> "Drafting | None":
-        """Copy the state of a sequence's beginning, for a later call whose text begins so.
+        """Copy a sequence's state after its first tokens, for a later call with the same beginning.
 
         By default nothing is copied: None.
 
@@ -137,30 +137,30 @@ class Drafting:
         one's: the target reads that token again.
 
         Args:
-            row: of the sequence.
-            read: at least 1.
+            row: the sequence's index.
+            read: the number of tokens that the target has read, at least 1.
         """
         return None
 
 
 class Drafter:
-    """A drafter, as the loop of this library takes it for `assistant_model`.
+    """The base class of drafters, which `generate` takes as `assistant_model`.
 
     Attributes:
-        kind: its name, as in `paradraft train NAME` and in benchmarks; "" for one that is not
-            measured there.
-        title: for people.
-        speculation_config: how the engine uses it.
-        last_stats: of the last `generate` call it assisted, or None.
-        name_or_path: where its tokenizer lies, if it has one of its own.
+        kind: the method's name, as in `paradraft train NAME` and in benchmarks; "" for one that
+            is not measured there.
+        title: the method's name for readers.
+        speculation_config: the options by which the engine uses it.
+        last_stats: the statistics of the last `generate` call that it assisted, or None.
+        name_or_path: the repository or folder of its tokenizer, if it has one of its own.
         found_under: the `revision` and `subfolder` there.
-        guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot work
-            meanwhile.
-        most_drafts: tokens that it guesses at most; None: any number.
-        memory: texts that drafts are copied from, a `Memory`; None: none. With one, copies of the
-            text itself join too.
-        listener: is told each text of a call that has ended, int64 `(n,)`, and how many of its
-            tokens were the prompt's.
+        guesses_in_target: whether it guesses in the target's own forward (PPD), and so cannot draft
+            during verification.
+        most_drafts: the most tokens that it guesses; None: any number.
+        memory: a `Memory` of texts that drafts are copied from; None: none. With one, tokens are
+            copied from the text itself too.
+        listener: a function that gets each finished text of a call, int64 `(n,)`, and the number of
+            its prompt's tokens.
         apart: the same drafter in a process of its own, which drafts while the target verifies
             (PEARL); None: there is none.
     """
@@ -199,8 +199,8 @@ class Drafter:
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call whose sequences get no longer than `max_length` tokens.
 
-        The prompt's padding is included. A drafter without state of a call may be a `Drafting` too,
-        and returns itself.
+        The prompt's padding is included. A drafter that keeps no state for a call may be a
+        `Drafting` too, and returns itself.
         """
         if isinstance(self, Drafting):
             return self

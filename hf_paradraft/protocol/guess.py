@@ -8,13 +8,13 @@ from torch import LongTensor, Tensor
 
 from .draft import PromptRows
 
-# For each sequence the tokens to read, int64 (n,), and their parents: indices into what this round
-# has read for that sequence so far, -1 for the last known token. Gives for each (n, V'): logits
-# after each of them.
+# Takes, for each sequence, the tokens to read, int64 (n,), and their parents: indices into the
+# tokens that this round has read for that sequence so far, -1 for the last known token. Returns, for
+# each sequence, the logits (n, V') after these tokens.
 Extend = Callable[[list[LongTensor], list[list[int]]], list[Tensor]]
-# Depths int64 (N,), tokens int64 (N,) in the target's ids, and the states of N nodes; gives (N,
-# V'), to be added to the logits at these depths, and the nodes' own states. Depth 0 and the state
-# None stand for the last known token.
+# Takes depths int64 (N,), tokens int64 (N,) in the target's ids, and the states of the parents of N
+# nodes. Returns (N, V'), to be added to the logits at these depths, and the nodes' own states.
+# Depth 0 and the state None are those of the last known token.
 Bias = Callable[[LongTensor, LongTensor, list[Any]], tuple[Tensor, list[Any]]]
 
 
@@ -26,12 +26,13 @@ class GuessedLogits:
         logits: `(k, V')`; row `d` guesses the token at distance `d + 1`. `k = 0`: no guess.
         vocabulary: int64 `(V',)`, the target's id of each of the drafter's; None: they are the
             target's own.
-        bias: what to add after a known token, for heads that look at the token before (DSpark,
-            section 3.2).
+        bias: the function that computes logits to add after a known token, for heads that read the
+            token before (DSpark, section 3.2).
         confidences: `k` chances that the guess at a distance is accepted if those before it are; or
-            what gives them for a chain, of the token before each of its tokens, int64 `(k,)`.
-        extend: reads tokens that the engine chose, and guesses after each; for all sequences at
-            once. Without it the guess is final.
+            a function that computes them for a chain from the tokens before each of its tokens,
+            int64 `(k,)`.
+        extend: the function that reads tokens that the engine chose, and guesses after each, for
+            all sequences at once. Without it the guess is final.
     """
 
     logits: Tensor
@@ -50,7 +51,7 @@ class GuessedTokens:
         parents: `N` indices into `tokens`, -1 for a child of the last known token; None for a
             chain.
         acceptance: `N` chances that a node is accepted if its parent is.
-        prompt_rows: to be read in the same forward (PPD); the tree is then verified as it is.
+        prompt_rows: rows to read in the same forward (PPD); the tree is then verified as it is.
     """
 
     tokens: LongTensor

@@ -1,4 +1,4 @@
-"""Statistics of a `generate` call: per round, per position, and of the time."""
+"""Statistics of a `generate` call: counts by round and by draft position, and times."""
 
 from abc import abstractmethod
 from dataclasses import dataclass, field, fields
@@ -13,11 +13,12 @@ class SequenceRound:
     """One sequence's part of a round.
 
     Attributes:
-        row: its place in the call's batch.
-        draft: what was verified.
+        row: the sequence's place in the call's batch.
+        draft: the draft that was verified.
         accepted: the accepted nodes, from the root down.
         emitted: ids of the new tokens, the target's own last, unless the text ended before it.
-        judged: draft positions that were accepted or rejected; later ones were never looked at.
+        judged: the number of draft positions that were accepted or rejected; later ones were never
+            compared.
     """
 
     row: int
@@ -29,17 +30,17 @@ class SequenceRound:
 
 @dataclass
 class Round:
-    """One round of a call, as statistics, trace and budget are told of it.
+    """The record of one round, from which statistics, trace and budget are updated.
 
     Attributes:
-        sequences: of those that had not ended before.
-        draft_seconds: in which nothing but the drafter ran.
-        verify_seconds: of the target's forward.
-        total_seconds: of the whole round.
-        hidden_seconds: of the drafter, during the verification.
+        sequences: the parts of sequences that had not ended before.
+        draft_seconds: the seconds in which only the drafter ran.
+        verify_seconds: the seconds of the target's forward.
+        total_seconds: the seconds of the whole round.
+        hidden_seconds: the drafter's seconds during the verification.
         asked: whether the drafter was asked for guesses; copies and plain rounds do without.
-        reads_prompt: whether the forward read the prompt too, whose time says nothing of other
-            rounds.
+        reads_prompt: whether the forward read the prompt too, so that its time says nothing about
+            other rounds.
     """
 
     sequences: list[SequenceRound]
@@ -53,16 +54,16 @@ class Round:
 
 @dataclass
 class RoundTrace:
-    """One sequence in one round.
+    """One sequence's part of a round, as `SpeculationConfig.trace` keeps it.
 
     Attributes:
         row: the sequence's place in the batch.
-        drafted: token ids of the draft's nodes.
-        parents: of the nodes; -1 is the last known token.
+        drafted: the token ids of the draft's nodes.
+        parents: the nodes' parents; -1 is the last known token.
         accepted: the accepted nodes, from the root down.
-        emitted: ids of the new tokens.
-        draft_seconds, verify_seconds, total_seconds: of the whole batch's round.
-        hidden_seconds: of the drafter, during the verification; 0 without `overlap`.
+        emitted: the ids of the new tokens.
+        draft_seconds, verify_seconds, total_seconds: the seconds of the whole batch's round.
+        hidden_seconds: the drafter's seconds during the verification; 0 without `overlap`.
     """
 
     row: int
@@ -81,19 +82,20 @@ class SpeculationStats:
     """Counts and times of one `generate` call.
 
     Attributes:
-        num_rounds: target forwards; in `by_row`, those before the sequence ended.
-        num_drafted: tokens that drafts held, accepted or not.
-        emitted_per_round: new tokens of each round and sequence, the target's own (bonus) token
-            included.
-        attempts: how often draft position `d` (from 0) was judged, which happens when `d - 1` was
-            accepted.
-        successes: how often position `d` was accepted.
-        draft_seconds: in the drafter, while nothing else ran.
-        hidden_seconds: in the drafter, during verifications; 0 without `overlap`.
-        verify_seconds: in the target's forwards.
-        total_seconds: wall time of the loop.
+        num_rounds: the number of rounds, each one forward of the target; in `by_row`, those before
+            the sequence ended.
+        num_drafted: the number of drafted tokens, accepted or not.
+        emitted_per_round: the number of new tokens of each round and sequence, the target's own
+            (bonus) token included.
+        attempts: the number of times that draft position `d` (from 0) was judged, which happens if
+            `d - 1` was accepted.
+        successes: the number of times that position `d` was accepted.
+        draft_seconds: the seconds in which only the drafter ran.
+        hidden_seconds: the drafter's seconds during verifications; 0 without `overlap`.
+        verify_seconds: the seconds of the target's forwards.
+        total_seconds: the wall time of the loop.
         trace: every round of every sequence, if `SpeculationConfig.trace`.
-        by_row: of a batch, each sequence's own counts, without times; empty for one sequence.
+        by_row: the counts of each sequence of a batch, without times; empty for one sequence.
     """
 
     num_rounds: int = 0
@@ -110,7 +112,7 @@ class SpeculationStats:
 
     @property
     def num_emitted(self) -> int:
-        """New tokens in all."""
+        """The number of new tokens in all rounds."""
         return sum(self.emitted_per_round)
 
     @property
@@ -127,7 +129,7 @@ class SpeculationStats:
         return [good / tried for good, tried in zip(self.successes, self.attempts, strict=True)]
 
     def add(self, record: Round, trace: bool = False) -> None:
-        """Count a round, and keep its trace where that is wanted."""
+        """Count a round, and keep its trace if that is wanted."""
         times = (
             record.draft_seconds,
             record.verify_seconds,
@@ -153,7 +155,7 @@ class SpeculationStats:
 
         Args:
             row: the sequence's place.
-            length: its new tokens that stay.
+            length: the number of its new tokens that stay.
         """
         own = self.by_row[row].emitted_per_round
         while (surplus := sum(own) - length) > 0:
@@ -208,11 +210,11 @@ class SpeculationStats:
 
 
 class RoundStreamer(BaseStreamer):
-    """A streamer that gets each round as one.
+    """A streamer that gets the new tokens of each round at once.
 
-    Any other gets the tokens one by one, as in plain decoding.
+    Other streamers get tokens one by one, as in plain decoding.
 
-    `put` gets the prompt, as from plain decoding, and nothing else.
+    `put` gets only the prompt, as in plain decoding.
     """
 
     @abstractmethod
