@@ -19,9 +19,7 @@ class Refused(ValueError):
     told = False
 
 
-ASKED = (
-    "_paradraft_asked"  # the attribute of the call's `GenerationConfig` that the hook sets
-)
+ASKED = "_paradraft_asked"  # the attribute of the call's `GenerationConfig` that the hook sets
 # criteria without a memory, which look at each sequence by itself
 ALONE = (
     StopStringCriteria,

@@ -13,9 +13,7 @@ from transformers import PreTrainedModel
 from ..protocol.drafter import FeatureKey
 from .features import Features
 
-SHAPES = (
-    64  # compiled for all models of a process; PyTorch's own limit of 8 is soon reached
-)
+SHAPES = 64  # compiled for all models of a process; PyTorch's own limit of 8 is soon reached
 
 
 def compiled_forward(model: PreTrainedModel, features: Features | None = None) -> Callable:
