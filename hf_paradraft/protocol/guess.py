@@ -9,8 +9,8 @@ from torch import LongTensor, Tensor
 from .draft import PromptRows
 
 # Takes, for each sequence, the tokens to read, int64 (n,), and their parents: indices into the
-# tokens that this round has read for that sequence so far, -1 for the last known token. Returns, for
-# each sequence, the logits (n, V') after these tokens.
+# tokens that this round has read for that sequence so far, -1 for the last known token. Returns,
+# for each sequence, the logits (n, V') after these tokens.
 Extend = Callable[[list[LongTensor], list[list[int]]], list[Tensor]]
 # Takes depths int64 (N,), tokens int64 (N,) in the target's ids, and the states of the parents of N
 # nodes. Returns (N, V'), to be added to the logits at these depths, and the nodes' own states.

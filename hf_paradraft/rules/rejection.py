@@ -17,8 +17,8 @@ class Rejection(Rule):
     A child is judged after its earlier siblings were rejected.
 
     The rule is exact for children sampled without replacement (ParallelSpec, Algorithm 1; for one
-    child, Leviathan et al., 2023). Tokens that were not sampled have a `q` of 1 each. A sampled chain
-    is judged as a whole.
+    child, Leviathan et al., 2023). Tokens that were not sampled have a `q` of 1 each. A sampled
+    chain is judged as a whole.
     """
 
     clocked = False
