@@ -1,1 +1,1 @@
-"""An OpenAI endpoint that drafts: a scheduler over `step(batch)`, and the HTTP in front of it."""
+"""An OpenAI endpoint with drafters: a scheduler over `step(batch)`, and its HTTP interface."""

@@ -1,6 +1,4 @@
-"""One request on its way from the scheduler to its client: text round by round, its end, and what
-it has used.
-"""
+"""One request on its way from the scheduler to its client: its text, finish reason and usage."""
 
 from __future__ import annotations
 
@@ -28,8 +26,8 @@ from .scheduler import Job, News, QueueFull, Scheduler, Stopped
 from .text import Writer
 from .tools import ToolForm, ToolReader
 
-MOST_NEW = 4096  # tokens of an answer whose request does not say how many
-# What a generation config may say of calls, and a request has its own word for.
+MOST_NEW = 4096  # tokens of an answer whose request sets no limit
+# options of a generation config that a request's own fields replace
 ONE_TEXT = {
     "num_return_sequences": 1,
     "num_beams": 1,
@@ -45,11 +43,11 @@ class Service:
     """The endpoint's model, and its limits.
 
     Attributes:
-        scheduler: answers.
-        tokenizer: the target's.
-        name: of the model, for clients.
-        api_key: that clients have to send; None: none.
-        seconds: for one request, at most.
+        scheduler: the scheduler, which answers.
+        tokenizer: the target's tokenizer.
+        name: the model's name for clients.
+        api_key: the key that clients have to send; None: none.
+        seconds: the most seconds of one request.
     """
 
     scheduler: Scheduler
@@ -60,14 +58,14 @@ class Service:
 
     @cached_property
     def context(self) -> int | None:
-        """Tokens of prompt and answer at most; None: any number."""
+        """The most tokens of prompt and answer; None: any number."""
         return getattr(
             self.scheduler.target.config.get_text_config(), "max_position_embeddings", None
         )
 
     @cached_property
     def stops(self) -> list[str]:
-        """Texts that end every answer, as the target's generation config has them."""
+        """The texts that end every answer, from the target's generation config."""
         stops = self.scheduler.target.generation_config.stop_strings or []
         return [stops] if isinstance(stops, str) else stops
 
@@ -78,7 +76,7 @@ class Service:
 
     @cached_property
     def grammar_tokenizer(self) -> LLTokenizer:
-        """The tokenizer as grammars need it."""
+        """The tokenizer in the form that grammars need."""
         target = self.scheduler.target
         return from_tokenizer(self.tokenizer, num_logits(target), end_tokens(target) or None)
 
@@ -105,10 +103,10 @@ class Service:
             raise Refusal(400, str(error), param=param) from error
 
     def read(self, ask: ChatRequest | CompletionRequest) -> Job:
-        """Read a request as the model does.
+        """Encode a request, and set its options for `generate`.
 
         Raises:
-            Refusal: a part that cannot be read, or too long a prompt.
+            Refusal: a part cannot be encoded, or the prompt is too long.
         """
         context = self.context or maxsize
         param = "messages" if isinstance(ask, ChatRequest) else "prompt"
@@ -131,9 +129,9 @@ class Service:
                 raise Refusal(400, too_long, "context_length_exceeded", param)
             if ask.prediction is not None:
                 param = "prediction"
-                # an answer has no more
+                # an answer is no longer
                 job.prediction = ask.prediction.ids(self.tokenizer)[:context]
-        except (TypeError, ValueError) as error:  # half a character is either
+        except (TypeError, ValueError) as error:  # a lone surrogate raises either
             raise Refusal(400, str(error), param=param) from error
         rows = self.scheduler.target.get_input_embeddings().weight.shape[0]
         if (largest := max([*job.ids, *(job.prediction or [])])) >= rows:
@@ -149,17 +147,17 @@ class Service:
 
 
 class Answer:
-    """One request on its way: text as it comes, then why it ended.
+    """The answer to one request: text as it comes, then its finish reason.
 
     Args:
-        service: answers it.
-        metrics: count it.
+        service: the service, which answers it.
+        metrics: the counts to which it is added.
         ask: the request.
-        job: the same, as the model reads it.
-        connection: the client's, which may be gone.
+        job: the encoded request.
+        connection: the client's connection, which may be closed.
 
     Raises:
-        Refusal: too many wait, or the server ends.
+        Refusal: too many requests wait, or the server ends.
     """
 
     def __init__(self, service: Service, metrics: Metrics, ask: Ask, job: Job, connection: Request):
@@ -173,7 +171,7 @@ class Answer:
             job.options["logits_processor"] = [job.grammar]
         self.connection, self.begun = connection, time.monotonic()
         self.looked = self.begun
-        self.reason: Any = ""  # why it ended, in OpenAI's words
+        self.reason: Any = ""  # OpenAI's `finish_reason`
         self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops], job.ids)
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
@@ -186,10 +184,10 @@ class Answer:
             raise Refusal(503, str(error), "server_stopping") from error
 
     async def begin(self) -> None:
-        """Wait for the first tokens, so that what cannot be served has a status of its own.
+        """Wait for the first tokens, so that an error before them has its own HTTP status.
 
         Raises:
-            Refusal: the request cannot be served, took too long, or it is not waited for any more.
+            Refusal: the request cannot be served or took too long, or its client has gone.
         """
         try:
             self.first = await self._next()
@@ -201,7 +199,7 @@ class Answer:
         """Yield the answer as OpenAI's deltas, as it comes, and set `reason` after the last.
 
         Raises:
-            Refusal: as `begin`.
+            Refusal: as in `begin`.
         """
         news = self.first
         try:
@@ -236,7 +234,7 @@ class Answer:
             self.loop.call_soon_threadsafe(self.news.put_nowait, news)
 
     async def _next(self) -> News:
-        """Wait for news, and look now and then whether they are still waited for."""
+        """Wait for news, and check now and then whether the client is still there."""
         while True:
             now = time.monotonic()
             left = self.service.seconds - (now - self.begun)
@@ -267,7 +265,7 @@ class Answer:
     def end(self) -> dict[str, Any]:
         """The request's usage in tokens, and the counts of its drafts.
 
-        Known tokens of the prompt, and accepted and rejected drafts, are counted by themselves.
+        Cached tokens of the prompt, and accepted and rejected drafts, are counted in addition.
         """
         stats, given, made = self.job.stats, len(self.job.ids), self.writer.count
         accepted = min(sum(stats.successes), made)  # more may have come after what ended the text

@@ -1,6 +1,6 @@
 """The endpoint: OpenAI's paths and bodies, metrics for Prometheus, and the process that serves it.
 
-The process says its address once it answers, and goes when it is told to.
+The process prints its address once it answers, and ends on a signal.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from .metrics import Metrics
 from .requests import ChatRequest, CompletionRequest
 
 logger = logging.get_logger(__name__)
-KINDS = "str", "int"  # that a field may be of, as pydantic calls them
-FAREWELL = 2  # seconds in which who was cut off is told
+KINDS = "str", "int"  # of fields that take several, in pydantic's error places
+FAREWELL = 2  # seconds to send an error to interrupted requests
 SHOWN = 80  # characters of a client's own words in an error
 
 
@@ -46,7 +46,7 @@ async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> As
 
     def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
         part = {"delta": delta} if chat else {"text": delta.get("content", "")}
-        usage = {"usage": None} if with_usage else {}  # said in every chunk
+        usage = {"usage": None} if with_usage else {}  # in every chunk
         return line({"index": 0, **part, "logprobs": None, "finish_reason": reason}, **usage)
 
     try:
@@ -67,7 +67,7 @@ async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> As
 
 
 async def _whole(answer: Answer) -> dict[str, Any]:
-    """Make the choice of an answer in one piece."""
+    """Make the choice object of an answer that is not streamed."""
     text, calls = "", []
     async for delta in answer.deltas():
         text += delta.get("content", "")
@@ -93,10 +93,10 @@ def make_app(service: Service) -> FastAPI:
     """Make the endpoint.
 
     Args:
-        service: what it serves; its scheduler is started and stopped with the app.
+        service: the model and limits; its scheduler is started and stopped with the app.
     """
     metrics = Metrics(service.scheduler)
-    one_reads = asyncio.Semaphore()  # prompts are tokenised one after the other
+    one_reads = asyncio.Semaphore()  # prompts are encoded one after the other
     one_compiles = asyncio.Semaphore()  # and schemas
 
     @asynccontextmanager
@@ -118,7 +118,7 @@ def make_app(service: Service) -> FastAPI:
             )
 
     async def answered(ask: ChatRequest | CompletionRequest, connection: Request) -> Response:
-        """Let a request wait for its place, and send its answer, as a stream or in one piece."""
+        """Queue a request, and send its answer, as a stream or in one piece."""
         chat = isinstance(ask, ChatRequest)
         check_name(ask.model)
         if ask.stream_options is not None and not ask.stream:
@@ -149,7 +149,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.post("/v1/completions")
     async def complete(ask: CompletionRequest, connection: Request) -> Response:
-        """Go on with a text."""
+        """Continue a text."""
         return await answered(ask, connection)
 
     about_model = {
@@ -172,7 +172,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
-        """Say that requests are answered."""
+        """Report whether requests are answered."""
         alive = service.scheduler.thread.is_alive()
         return PlainTextResponse(
             "" if alive else "The scheduler has stopped.", 200 if alive else 503
@@ -180,7 +180,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.get("/metrics")
     async def scrape() -> Response:
-        """Give the counts to Prometheus."""
+        """Return the counts for Prometheus."""
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     @app.exception_handler(StarletteHTTPException)
@@ -194,7 +194,7 @@ def make_app(service: Service) -> FastAPI:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
-        # of a union, what fits best
+        # of a union, the member that fits best
         worst = min(error.errors(), key=lambda one: one["type"].endswith("_type"))
         place = [str(part) for part in worst["loc"][1:]]
         if worst["type"] == "json_invalid":
@@ -244,8 +244,8 @@ class Server(uvicorn.Server):
 def run(service: Service, host: str, port: int, grace: int) -> None:
     """Serve until the process is told to stop; `grace`: seconds for running requests."""
     app = make_app(service)
-    # Full collections look at what requests leave alone: so they are fast and come often, and what
-    # is over holds no memory.
+    # Objects that exist now are left out of garbage collection: full collections are then fast and
+    # frequent, so that ended requests are freed soon.
     gc.collect()
     gc.freeze()
     server = Server(

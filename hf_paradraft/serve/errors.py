@@ -1,4 +1,4 @@
-"""Refusals in OpenAI's words, of bodies that are too large before they are read."""
+"""Errors in OpenAI's form, and the refusal of too large bodies before they are read."""
 
 import secrets
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ FAILED = "The request failed; the server's log says why."
 
 
 class Refusal(HTTPException):
-    """An answer with one of OpenAI's errors.
+    """An error that is answered in OpenAI's form.
 
     Args:
-        status: of HTTP.
-        message: what was wrong, and what to do.
-        code: OpenAI's short name for it.
-        param: the field of the request.
-        headers: of the answer.
+        status: the HTTP status.
+        message: a sentence that says what was wrong and what to do.
+        code: OpenAI's short name for the error.
+        param: the request's field that is wrong.
+        headers: the answer's headers.
     """
 
     def __init__(
@@ -44,18 +44,18 @@ class Refusal(HTTPException):
         }
 
     def response(self) -> JSONResponse:
-        """Make the answer."""
+        """Make the HTTP response."""
         return JSONResponse(self.body, self.status_code, self.headers)
 
 
 class Door:
     """An ASGI middleware that refuses requests without the key, and bodies too large.
 
-    They are refused before they are read; a body without a length, once it is too large.
+    Both are refused before the body is read; a body without a length, once it is too large.
 
     Args:
-        app: that it serves.
-        api_key: that clients have to send, but for `/health`; None: none.
+        app: the app that gets all other requests.
+        api_key: the key that clients have to send, except for `/health`; None: none.
     """
 
     def __init__(self, app: ASGIApp, api_key: str | None = None):
@@ -91,7 +91,7 @@ class Door:
         await self.app(scope, counted, send)
 
 
-CLOSE = {"Connection": "close"}  # what is left of the body is not read
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
 NO_KEY = Refusal(
     401,
     "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",

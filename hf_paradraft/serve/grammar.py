@@ -1,6 +1,4 @@
-"""Answers that a grammar holds to a form, and tokens that it forces, which are drafts that nobody
-is asked for.
-"""
+"""Answers in the form of a grammar, whose forced tokens are drafts without a drafter."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from ..copies import PromptLookup
 from ..copies.lookup import Copy
 from ..protocol import Prefix
 
-SECONDS = 5  # that a grammar may take to be understood
+SECONDS = 5  # that a grammar may take to be parsed
 READ = (
     "import sys; from llguidance import LLMatcher; LLMatcher.validate_grammar(sys.stdin.read(), "
     "None)"
@@ -27,7 +25,7 @@ READ = (
 
 
 def spaced(schema: dict[str, Any]) -> str:
-    """Write a schema whose JSON has spaces as chat templates write them, and no others."""
+    """Write a schema whose JSON has exactly the spaces that chat templates write."""
     return json.dumps(
         {
             **schema,
@@ -49,7 +47,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
 def check_ends(grammar: str) -> None:
     """Read a grammar in a process that can be ended, to refuse one that takes too long.
 
-    Patterns that have to fit at once take exponential time, say.
+    Several patterns for one text may take exponential time, for example.
 
     Raises:
         ValueError: it takes too long, or ends the process itself.
@@ -70,20 +68,20 @@ def check_ends(grammar: str) -> None:
 
 
 class Grammar(LogitsProcessor):
-    """A processor that leaves the tokens that a grammar allows next; of one text, which only grows.
+    """A logits processor that allows the next tokens of a grammar, for one text that only grows.
 
     Args:
-        tokenizer: the target's, with as many ids as it has logits.
-        grammar: in llguidance's form.
+        tokenizer: the target's tokenizer, with as many ids as it has logits.
+        grammar: the grammar in llguidance's form.
 
     Raises:
-        ValueError: it cannot be followed: a keyword or a pattern that is not known, say.
+        ValueError: the grammar cannot be followed: it has an unknown keyword or pattern, say.
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str):
         check_ends(grammar)
         self.matcher = LLMatcher(tokenizer, grammar)
-        self.length: int | None = None  # tokens that were read, the prompt's included
+        self.length: int | None = None  # the number of tokens read, the prompt's included
         self._check()
 
     def _check(self) -> None:
@@ -100,7 +98,7 @@ class Grammar(LogitsProcessor):
         self._check()
 
     def __call__(self, input_ids: LongTensor, scores: Tensor) -> Tensor:
-        """Mask what is not allowed after ids `(1, n)`."""
+        """Mask the tokens that are not allowed after ids `(1, n)`."""
         self._read(input_ids)
         allowed = torch.frombuffer(
             bytearray(self.matcher.compute_logit_bias()), dtype=torch.uint8
@@ -108,17 +106,17 @@ class Grammar(LogitsProcessor):
         return scores.masked_fill(allowed == 0, -torch.inf)
 
     def forced(self, ids: LongTensor) -> list[int]:
-        """List the tokens that have to come after ids `(1, n)`, as far as nothing else may."""
+        """List the next tokens after ids `(1, n)`, as far as the grammar allows only one."""
         self._read(ids)
         return self.matcher.compute_ff_tokens()
 
 
 class Forced(PromptLookup):
-    """Copies of what a grammar forces, before others.
+    """A prompt lookup that drafts the tokens forced by a grammar before its copies.
 
     Args:
-        grammar: of the only sequence, so far.
-        memory: as for `PromptLookup`.
+        grammar: the grammar of the only sequence; others may join.
+        memory: a memory of other texts, as for `PromptLookup`.
     """
 
     def __init__(self, grammar: Grammar, memory: Any = None):

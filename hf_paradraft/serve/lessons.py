@@ -1,5 +1,5 @@
-"""Lessons between requests: the drafter learns what the target is asked for (Online Speculative
-Decoding, arXiv 2310.07177).
+"""Lessons between requests: the drafter is trained on the texts that the target writes (Online
+Speculative Decoding, arXiv 2310.07177).
 """
 
 from collections.abc import Callable
@@ -13,21 +13,21 @@ from ..training.follow import FollowTarget
 from ..training.output import replace_model
 
 logger = logging.get_logger(__name__)
-LEAST = 32  # texts that are new since the last lesson
+LEAST = 32  # the fewest new texts since the last lesson
 
 
 class Lessons:
-    """The lessons of a drafter while no request waits; it is saved whenever it has become better.
+    """The training of a drafter while no request waits; a better drafter is saved each time.
 
     Args:
-        target: writes the texts.
-        drafter: learns them.
-        tokenizer: is saved next to a drafter that has one.
-        folder: where it is saved, a new one.
+        target: the model that writes the texts.
+        drafter: the drafter that is trained on them.
+        tokenizer: the tokenizer that is saved next to a drafter that needs one.
+        folder: the new folder where the drafter is saved.
 
     Raises:
-        ValueError: it is of a kind that is not trained here, or the folder has files.
-        ImportError: packages of training are missing.
+        ValueError: the drafter is of a kind that is not trained here, or the folder has files.
+        ImportError: packages for training are missing.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Lessons:
         """Give a lesson if enough texts are new, and tell whether the drafter's weights changed.
 
         Args:
-            interrupted: whether a request waits by now: then the lesson is given up, and given
-                later.
+            interrupted: the function that tells whether a request waits: the lesson then ends, and
+                is given later.
         """
         if self.follow.num_texts - self.learned < LEAST:
             return False

@@ -1,4 +1,4 @@
-"""Counts of what was served, for Prometheus."""
+"""Counts of requests, tokens and drafts, for Prometheus."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,11 +10,11 @@ from .scheduler import Job, Scheduler
 
 
 def speculation(stats: SpeculationStats) -> dict[str, Any]:
-    """Count the drafts of a request, in the words of vLLM.
+    """Count the drafts of a request, under the names that vLLM uses.
 
-    They are those of `--per-request-spec-decode-metrics`.
+    They are those of its `--per-request-spec-decode-metrics`.
     """
-    # rounds with a draft, and those that accepted so many tokens or more
+    # rounds with a draft, and rounds that accepted at least 1, 2, … tokens
     reached = [
         *stats.attempts[:1],
         *stats.successes,
@@ -35,7 +35,7 @@ class Metrics:
     """Counts for Prometheus.
 
     Args:
-        scheduler: knows who runs and who waits.
+        scheduler: the scheduler, which counts running and waiting requests.
     """
 
     def __init__(self, scheduler: Scheduler):

@@ -1,4 +1,4 @@
-"""Beginnings of texts that were read: a request that begins so reads only what is new
+"""A prefix cache: a request reads only tokens after a beginning that was read before
 (RadixAttention, SGLang, 2024).
 """
 
@@ -25,11 +25,11 @@ class Text:
     """A text of which the target has read all but the last tokens.
 
     Attributes:
-        ids: int64 `(n,)`.
-        cache: of one row; of keys and values any beginning can be taken, and of states all or
-            nothing.
-        drafting: has read it too; None: nothing is kept of it.
-        nbytes: of both.
+        ids: the text's tokens, int64 `(n,)`.
+        cache: a cache of one row; any beginning of keys and values can be taken, but only all of
+            recurrent states.
+        drafting: the drafter's state after this text; None: none is kept.
+        nbytes: the bytes of both.
     """
 
     ids: numpy.ndarray
@@ -56,7 +56,7 @@ def num_common(ids: numpy.ndarray, others: numpy.ndarray) -> int:
 
 
 def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
-    """Tell whether a target goes on from what it has read as if it read all at once."""
+    """Tell whether reading a text in pieces gives what reading it at once does."""
     if drafter is not None and drafter.speculation_config.compile:
         return False
     cache = DynamicCache(config=target.config.get_text_config(decoder=True))
@@ -65,20 +65,20 @@ def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
 
 
 class PrefixCache:
-    """The texts that were read last, of a target and its drafter.
+    """The texts that a target and its drafter have read last.
 
     Args:
-        limit: bytes at most.
+        limit: the most bytes.
     """
 
     def __init__(self, limit: int):
         self.limit = limit
-        self.texts: list[Text] = []  # the one that was used last stands last
+        self.texts: list[Text] = []  # by last use, the latest at the end
 
     def find(self, prompt: list[int], drafts: bool) -> Known | None:
         """Look up the longest beginning of a prompt that was read before.
 
-        For `drafts` it brings the state of the drafter too, if the drafter has read it.
+        With `drafts`, the drafter's state comes with it, if the drafter has read it.
         """
         ids = numpy.array(prompt)
         best = max(
@@ -96,14 +96,14 @@ class PrefixCache:
         )
 
     def would_help(self, prompt: list[int], others: list[list[int]]) -> bool:
-        """Tell whether most of what is to be read of a prompt would be known after another one."""
+        """Tell whether most unread tokens of a prompt would be known after others are read."""
         ids = numpy.array(prompt)
         known = max((text.known(ids) for text in self.texts), default=0)
         shared = max((num_common(ids, numpy.array(other)) for other in others), default=0)
         return self.limit > 0 and shared - known > (len(ids) - known) // 2
 
     def keep(self, batch: Batch, number: int) -> None:
-        """Keep one of a batch's sequences as it is now, in the place of its own beginnings."""
+        """Keep one of a batch's sequences as it is now, instead of its own beginnings."""
         sequence, whole = batch.sequences[number], batch.verifier.cache
         read, ids = whole.lengths[number], sequence.ids[0, : sequence.length].cpu().numpy()
         if read < 1 or not self.limit:
@@ -127,5 +127,5 @@ class PrefixCache:
 
 
 def _copy(cache: RaggedCache | CroppedCache, row: int, length: int) -> RaggedCache | CroppedCache:
-    """Copy the beginning of a row; of states, all."""
+    """Copy the beginning of a row; a cache with recurrent states is copied whole."""
     return row_of(cache, row, length) if isinstance(cache, RaggedCache) else copy.deepcopy(cache)

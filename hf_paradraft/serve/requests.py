@@ -1,4 +1,4 @@
-"""Requests in OpenAI's words: each field is obeyed, or refused by its name."""
+"""Requests in OpenAI's form: each field is obeyed, or refused by its name."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from ..chat import encode_chat_prompt, whole_characters
 
 LEAST = 1e-3  # a temperature below it overflows logits
 Kind = TypeVar("Kind")
-Many = Annotated[list[Kind], Field(fail_fast=True)]  # whose first wrong item says enough
+Many = Annotated[list[Kind], Field(fail_fast=True)]  # only the first wrong item is reported
 
 
 def _present(part: Any) -> Any:
-    """Leave out null, but in a schema, and places in lists: some clients send them."""
+    """Leave out nulls outside of schemas, and `index` in lists: some clients send them."""
     if isinstance(part, list):
         return [_present(one) for one in part]
     if not isinstance(part, dict):
@@ -48,10 +48,10 @@ def _present(part: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """A base of bodies in which fields that are not listed are refused.
+    """A base class of bodies that refuses unknown fields.
 
-    A null is as if not sent, and so is [] or {} for a field of `PARTS` or one that is not listed;
-    fields of `KEPT` are kept.
+    A null is as if not sent, and so is [] or {} for a field of `PARTS` or an unknown one; fields of
+    `KEPT` are kept.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -68,7 +68,7 @@ class Strict(BaseModel):
             if name in KEPT
             or not (value is None or (value in ([], {}) and name not in known - PARTS))
         }
-        unknown = next((name for name in sent if name not in known), None)  # one says enough
+        unknown = next((name for name in sent if name not in known), None)  # one is reported
         return {name: sent[name] for name in sent if name in known or name == unknown}
 
 
@@ -79,7 +79,7 @@ PARTS = {  # fields that may be empty
 }  # fmt: skip
 
 
-RULES = "temperature", "top_p", "top_k", "min_p"  # of sampling
+RULES = "temperature", "top_p", "top_k", "min_p"  # the options of sampling
 
 
 class TextPart(Strict):
@@ -127,7 +127,7 @@ class Message(Content):
 
     @property
     def turn(self) -> dict[str, Any]:
-        """Write it as chat templates read it."""
+        """The message in the form that chat templates read."""
         turn: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         turn["content"] = whole_characters(self.text)
         if self.reasoning_content is not None:
@@ -154,7 +154,7 @@ class Prediction(Content):
     type: Literal["content"] = "content"
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Encode it."""
+        """Encode the predicted text."""
         return tokenizer(whole_characters(self.text), add_special_tokens=False)["input_ids"]
 
 
@@ -166,7 +166,7 @@ class StreamOptions(Strict):
 
 
 class Speculation(Strict):
-    """The choice whether a request is drafted for."""
+    """The request's option to turn drafting off."""
 
     enabled: bool = True
 
@@ -212,13 +212,13 @@ class Ask(Strict):
 
     @property
     def limit(self) -> int | None:
-        """How many tokens the client wants at most."""
+        """The most new tokens that the client wants."""
         return self.max_tokens
 
     def options(self) -> dict[str, Any]:
         """Make the arguments of `generate` from the fields that were sent.
 
-        All others are as the target's generation config has them.
+        Others keep the values of the target's generation config.
         """
         names = (*RULES, "repetition_penalty")
         said = {name: value for name in names if (value := getattr(self, name)) is not None}
@@ -247,14 +247,14 @@ class ChatRequest(Ask):
 
     @property
     def limit(self) -> int | None:
-        """How many tokens the client wants at most; `max_tokens` is the older name."""
+        """The most new tokens that the client wants; `max_tokens` is the older name."""
         return self.max_completion_tokens or self.max_tokens
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Encode the conversation, up to where the answer begins.
 
         Raises:
-            ValueError: there is nothing in it.
+            ValueError: the conversation is empty.
         """
         if not (
             ids := encode_chat_prompt(
@@ -271,7 +271,7 @@ class ChatRequest(Ask):
 
     @property
     def wants_tools(self) -> bool:
-        """Whether calls are read, and may be wanted of no tools."""
+        """Whether the answer is read for tool calls, even if no tools are offered."""
         return bool(self.offered) or self.tool_choice not in ("none", "auto")
 
     @property
@@ -293,7 +293,7 @@ class CompletionRequest(Ask):
         """Encode the prompt.
 
         Raises:
-            ValueError: there are several, or none.
+            ValueError: there are several prompts, or none.
         """
         prompt: Any = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):

@@ -1,5 +1,5 @@
-"""Requests through one batch: they join it when they have read their prompts, and leave it when
-they end (Orca, 2022, 3.1).
+"""Continuous batching of requests: they join the batch after their prompts were read, and leave it
+when they end (Orca, 2022, section 3.1).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .prefixes import PrefixCache, reads_in_pieces
 logger = logging.get_logger(__name__)
 PATIENCE = 2.0  # seconds without a request before a lesson
 GOODBYE = 5.0  # seconds that a round may take when the server ends
-PIECE = 256  # tokens of a prompt that are read at once: others wait for them
+PIECE = 256  # tokens of a prompt that are read at once, while other requests wait
 STOPPED = "The server is stopping: ask again when it is back."
 SHARE = 0.25  # seconds in which prompts are read between two rounds
 
@@ -50,9 +50,9 @@ class News:
     """New tokens of a request, or its end.
 
     Attributes:
-        tokens: the new ones.
-        over: whether it was the last round.
-        error: why there is no answer; nothing else comes then.
+        tokens: the new tokens.
+        over: whether the request has ended.
+        error: the exception that ended it, after which nothing else comes.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -62,24 +62,25 @@ class News:
 
 @dataclass(eq=False)
 class Job:
-    """A request that waits, or is answered.
+    """A request that waits or is being answered.
 
     Attributes:
-        ids: the prompt.
-        options: for `generate`.
-        tell: gets the news, in the scheduler's thread; set before it is submitted.
-        seed: of its draws; None for one of its own.
+        ids: the prompt's ids.
+        options: arguments for `generate`.
+        tell: the function that gets the news, in the scheduler's thread; set before the request is
+            submitted.
+        seed: the seed of its draws; None for a random one.
         drafts: whether it is drafted for.
         prediction: tokens that the answer may repeat.
-        grammar: that the answer keeps to.
-        cancelled: it is not waited for any more; set from any thread.
-        since: tokens of others' prompts that had been read when it came.
-        known: first tokens of its prompt that need not be read.
-        batch: its call of `generate`, from the first piece of its prompt until it joins the others.
-        call: the same, to its end.
-        told: how many tokens of the sequence `tell` knows, the prompt's included.
-        stats: what was drafted for it so far.
-        ends: tokens that end its text.
+        grammar: the grammar of the answer.
+        cancelled: whether it has been cancelled; set from any thread.
+        since: the number of prompts' tokens that had been read when it was submitted.
+        known: the number of its prompt's first tokens that need not be read.
+        batch: the batch of its own call, from the first piece of its prompt until it joins others.
+        call: its call of `generate`, from the first piece of its prompt to its end.
+        told: the number of its tokens that `tell` has got, the prompt's included.
+        stats: the statistics of its drafts so far.
+        ends: the ids that end its text.
     """
 
     ids: list[int]
@@ -100,23 +101,24 @@ class Job:
 
     @property
     def rest(self) -> int:
-        """Tokens of its prompt that are to be read."""
+        """The number of its prompt's tokens that are still to be read."""
         return len(self.ids) if self.batch is None else self.batch.verifier.unread
 
 
 class Scheduler:
     """A scheduler that answers requests in its own thread.
 
-    Several are answered at a time where the target's sequences can be joined.
+    Several are answered at a time if the target's sequences can join a batch.
 
     Args:
-        target: answers.
-        drafter: makes it faster; None: nothing is drafted.
-        max_batch_size: requests that are answered together, at most.
-        max_queue: requests that wait for a place, at most.
-        lesson: called when no request has waited for a while, with what tells whether one does
+        target: the model that answers.
+        drafter: the drafter; None: nothing is drafted.
+        max_batch_size: the most requests that are answered together.
+        max_queue: the most requests that wait for a place.
+        lesson: a function that is called after a while without requests; its argument tells whether
+            one has come.
+        prefix_bytes: the most bytes of text beginnings that are kept, so that they need not be read
             again.
-        prefix_bytes: of beginnings of texts that are kept, so that they need not be read again.
     """
 
     def __init__(
@@ -134,10 +136,10 @@ class Scheduler:
         self.piece = PIECE if in_pieces else maxsize
         self.shared = PIECE if in_pieces else 0  # rows of prompts that are read in one forward
         self.prefixes = PrefixCache(prefix_bytes * in_pieces)
-        self.entering = list[Job]()  # they wait, or their prompts are read, piece after piece
-        self.ready = list[Job]()  # their last pieces are read next, together
+        self.entering = list[Job]()  # waiting, or their prompts are being read in pieces
+        self.ready = list[Job]()  # their prompts' last pieces are read next, together
         self.running = list[Job]()
-        self.num_read = 0  # tokens of prompts so far
+        self.num_read = 0  # the number of prompts' tokens read so far
         self.batch: Batch | None = None
         self.changed = Condition()
         self.stopping = False
@@ -148,11 +150,11 @@ class Scheduler:
         self.thread.start()
 
     def submit(self, job: Job) -> None:
-        """Let a request wait for its place.
+        """Queue a request.
 
         Raises:
-            QueueFull: too many wait already.
-            Stopped: nobody answers any more.
+            QueueFull: too many requests wait already.
+            Stopped: the scheduler has been stopped.
         """
         with self.changed:
             if self.stopping:
@@ -167,13 +169,13 @@ class Scheduler:
             self.changed.notify()
 
     def cancel(self, job: Job) -> None:
-        """Give a request up: it leaves before the next round."""
+        """Cancel a request: it leaves before the next round."""
         job.cancelled = True
         with self.changed:
             self.changed.notify()
 
     def stop(self) -> None:
-        """End the thread after the round that it is in; who still waits is told."""
+        """End the thread after its current round; all open requests get an error."""
         with self.changed:
             self.stopping = True
             self.changed.notify()
@@ -193,7 +195,7 @@ class Scheduler:
                 self._fail(self.entering, stopped)
                 return
             if not called and self.lesson is not None and self.lesson(self._has_work):
-                self.prefixes.texts.clear()  # a drafter of other weights has read them
+                self.prefixes.texts.clear()  # they were read by the drafter's old weights
             self._drop_cancelled()
             self._read()
             self._decode()
@@ -213,7 +215,8 @@ class Scheduler:
     def _read(self) -> None:
         """Read pieces of new requests' prompts, for a while.
 
-        After its last piece each request joins the batch. Short last pieces are read together.
+        After its last piece, each request joins the batch. Short last pieces of several prompts
+        are read in one forward.
         """
         begun = monotonic()
         while (job := self._next()) is not None and monotonic() - begun <= SHARE:
@@ -237,8 +240,8 @@ class Scheduler:
     def _next(self) -> Job | None:
         """Pick the request whose prompt is read next: the one with the least left to read.
 
-        It is None if there is no place. No request waits for more tokens of later ones than its own
-        prompt has.
+        It is None if there is no place. A request waits for at most as many tokens of later
+        prompts as its own prompt has.
         """
         entering, begun = list(self.entering), sum(job.batch is not None for job in self.entering)
         those = [job for job in entering if begun < self.places or job.batch is not None]
@@ -260,7 +263,7 @@ class Scheduler:
         return goes_on
 
     def _join(self) -> None:
-        """Let requests whose prompts are read but for their last pieces join the others."""
+        """Read the last pieces of prompts, and join these requests to the batch."""
         jobs, self.ready = self.ready, []
         if not jobs:
             return
@@ -302,9 +305,9 @@ class Scheduler:
             self._join()
 
     def _keep(self, job: Job) -> None:
-        """Keep the read beginning of a request's text for later requests.
+        """Keep the read part of a request's text for later requests.
 
-        With a drafter, only texts that were drafted for are kept, as the drafter has read them.
+        With a drafter, only texts that were drafted for are kept, since the drafter has read them.
         """
         if job.call.error is not None or (self.drafter is not None and not job.drafts):
             return
@@ -337,7 +340,7 @@ class Scheduler:
             if job.prediction:
                 drafter.memory = Memory(len(job.prediction) + 8)
                 drafter.memory.add(job.prediction)
-            # which reads the text alone, and some rules show processors others
+            # A grammar can only follow one text, and some rules show processors others.
             if job.grammar:
                 copies = Forced(job.grammar, drafter.memory)
                 drafter.speculation_config = replace(drafter.speculation_config, acceptance="auto")
@@ -375,7 +378,7 @@ class Scheduler:
             job.tell(News(tokens, sequence.finished))
 
     def _leave(self) -> None:
-        """Let requests that have ended go, with their places in batch and cache."""
+        """Remove requests that have ended from batch and cache."""
         over = [job for job in self.running if job.call.finished]
         if not over:
             return
@@ -395,7 +398,7 @@ class Scheduler:
     def _show(self, job: Job) -> None:
         """Show the text that the target has written to a drafter that learns.
 
-        A text is shown too where the rest of it was not wanted.
+        A cancelled request's text is shown too.
         """
         if self.drafter is None or self.drafter.listener is None or job.told == len(job.ids):
             return
@@ -405,7 +408,7 @@ class Scheduler:
             logger.exception("A text was not learned from.")
 
     def _close(self, job: Job) -> None:
-        """Let go of a request's call: the reader of the news holds the job for longer."""
+        """Drop a request's call, since the reader of its news keeps the job for longer."""
         if job.batch is not None:
             job.batch.close()
         job.batch = job.call = None
@@ -423,7 +426,7 @@ class Scheduler:
             self._say(job, error)
 
     def _say(self, job: Job, error: Exception) -> None:
-        """Tell a request why there is no answer."""
+        """Send the error that ended a request."""
         if not isinstance(error, ValueError | Stopped):
             logger.error("A request failed.", exc_info=error)
         job.tell(News(error=error))

@@ -1,4 +1,4 @@
-"""An answer's text while its tokens come, up to a text that stops it."""
+"""Text of an answer as its tokens come, up to a stop text."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from ..chat import Detokeniser
 
 
 def begun(text: str, stop: str) -> int:
-    """Count the characters at the end of a text that another one begins with, but for all of it."""
+    """Return the length of the longest proper beginning of `stop` that `text` ends with."""
     return next(
         (
             size
@@ -20,12 +20,12 @@ def begun(text: str, stop: str) -> int:
 
 
 class Writer:
-    """A writer of text from tokens, which holds back what may be the beginning of a stop text.
+    """A writer of text from tokens, which holds back a possible beginning of a stop text.
 
     Args:
-        tokenizer: decodes.
-        stops: texts that end the answer, special tokens among them; none of them is shown.
-        prompt: the tokens before.
+        tokenizer: the target's tokenizer.
+        stops: the texts that end the answer, special tokens among them; none of them is shown.
+        prompt: the prompt's tokens.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Writer:
         }
         self.stop_ids = {special[stop] for stop in stops if stop in special}
         self.held = ""  # text that is not shown yet
-        self.count = 0  # tokens that were read
+        self.count = 0  # the number of tokens read
         self.stopped = False
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Read tokens up to the end of a stop text, and give the text that may be shown."""
+        """Read tokens up to the end of a stop text, and return the text that may be shown."""
         for token in tokens:
             self.count += 1
             if token in self.stop_ids:
@@ -58,10 +58,10 @@ class Writer:
         return shown
 
     def end(self) -> str:
-        """Give what was held back after the last token, half a character too."""
+        """Return the text held back after the last token, half a character included."""
         return self.rest() + self.detokeniser.rest()
 
     def rest(self) -> str:
-        """Give the text that was held back."""
+        """Return the text that was held back."""
         shown, self.held = self.held, ""
         return shown

@@ -1,6 +1,4 @@
-"""Calls of tools: the form in which a chat template writes them, a grammar of it, and calls read
-from text as it comes.
-"""
+"""Tool calls: a chat template's form for them, its grammar, and a reader of calls in a text."""
 
 from __future__ import annotations
 
@@ -27,15 +25,15 @@ CONTENT = "paradraft says"
 
 @dataclass(frozen=True)
 class ToolForm:
-    """The form in which a template, and so its model, writes calls.
+    """The form in which a chat template, and so its model, writes tool calls.
 
-    Calls are objects of a name and arguments, in a frame.
+    Calls are JSON objects of a name and arguments, in a frame.
 
     Attributes:
-        begin: before the first call.
-        between: from a call to the next one; None: an answer has one call.
-        end: after the last one.
-        name, arguments: what the two fields are called.
+        begin: the text before the first call.
+        between: the text from a call to the next one; None: an answer has one call.
+        end: the text after the last call.
+        name, arguments: the names of the two fields.
     """
 
     begin: str
@@ -46,10 +44,10 @@ class ToolForm:
 
     @classmethod
     def of_template(cls, tokenizer: PreTrainedTokenizerBase) -> ToolForm:
-        """Learn it from calls that the template writes.
+        """Find the form by rendering calls with the template.
 
         Raises:
-            ValueError: it has no tools, or writes calls in another form.
+            ValueError: the template has no tools, or writes calls in another form.
         """
         tool = {
             "type": "function",
@@ -77,7 +75,7 @@ class ToolForm:
             try:
                 opened = render_chat(tokenizer, [user], True)
                 whole = render_chat(tokenizer, [user, turn], False)
-            except ValueError:  # of several calls at once, which some templates refuse
+            except ValueError:  # some templates refuse several calls at once
                 continue
             _, shown, written = whole.rpartition(CONTENT)
             same = [*takewhile(lambda pair: pair[0] == pair[1], zip(opened, whole, strict=False))]
@@ -99,9 +97,9 @@ class ToolForm:
 
     @property
     def marker(self) -> str:
-        """The text that tells that calls begin.
+        """The text by which the first call is recognised.
 
-        It does so anywhere, or only as the first of an answer where calls have no frame.
+        It may stand anywhere in an answer; if calls have no frame, only at its beginning.
         """
         return self.begin.rstrip() or "{"
 
@@ -112,8 +110,8 @@ class ToolForm:
     def grammar(self, ask: ChatRequest) -> str:
         """Write the grammar of an answer to a request with tools.
 
-        It is text and then calls, or calls alone where one has to be made. Where calls have no
-        frame, or the answer has a schema, it is either the answer or calls.
+        The answer is text and then calls, or only calls if one has to be made. If calls have no
+        frame, or the answer has a schema, it is either text or calls.
 
         Raises:
             ValueError: a tool has to be called that is not offered.
@@ -149,7 +147,7 @@ class ToolForm:
 
 
 def _quoted(text: str) -> str:
-    """Write a text as a string of a grammar, which has no empty ones."""
+    """Write a text as a string of a grammar; an empty one is left out."""
     return json.dumps(text) if text else ""
 
 
@@ -159,19 +157,19 @@ class ToolReader:
     Text that may be the beginning of a call is held back.
 
     Args:
-        form: of the calls.
+        form: the form of the calls.
     """
 
     def __init__(self, form: ToolForm):
         self.form, self.held, self.num_calls = form, "", 0
-        self.begun = self.shown = False  # a call; text before
+        self.begun = self.shown = False  # whether a call has begun; whether text came before it
 
     def push(self, text: str, over: bool = False) -> Iterator[dict[str, Any]]:
-        """Read more text, and yield what is known by now, as OpenAI's deltas of a message.
+        """Read more text, and yield the message so far unsent, as OpenAI's deltas.
 
         Args:
-            text: the new.
-            over: whether nothing comes after it.
+            text: the new text.
+            over: whether it is the last.
         """
         self.held += text
         if not self.begun:
