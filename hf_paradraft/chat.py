@@ -1,6 +1,4 @@
-"""Chats as tokens, and tokens as text while they come: one way, for training, for measuring and for
-answering.
-"""
+"""Chats as tokens, and tokens as text, the same way in training, benchmarks and serving."""
 
 import reprlib
 from collections.abc import Collection, Mapping, Sequence
@@ -15,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
-BEFORE = 64  # tokens of a prompt that its answer is decoded with
-_want_parts: dict[str, bool] = {}  # by template
+BEFORE = 64  # tokens of a prompt that are decoded with its answer
+_want_parts: dict[str, bool] = {}  # by chat template
 PROBE = "paradraftprobe"  # no template has it
 
 
@@ -34,13 +32,13 @@ def render_chat(
 
     Args:
         tokenizer: a tokenizer with a chat template.
-        messages: the turns.
-        opened: whether the assistant's next turn is begun.
+        messages: the turns of the conversation.
+        opened: whether to begin the assistant's next turn.
         tools: JSON schemas of the tools that the model was offered.
 
     Raises:
-        ValueError: there is no template.
-        RefusedTurns: it refuses these turns.
+        ValueError: the tokenizer has no chat template.
+        RefusedTurns: the template refuses these turns.
     """
     if tokenizer.chat_template is None:
         raise ValueError("The tokenizer has no chat template: use {'text': …} rows, or set one.")
@@ -57,7 +55,7 @@ def render_chat(
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Give a turn its text as a list of one part."""
+    """Return a turn with its text as a list of one part."""
     content = message.get("content")
     return (
         {**message, "content": [{"type": "text", "text": content}]}
@@ -84,10 +82,10 @@ def _wants_parts(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def whole_characters(text: str) -> str:
-    """Return a text unchanged, unless it has half a character (a lone surrogate): then refuse it.
+    """Return a text unchanged, or refuse it if it has half a character (a lone surrogate).
 
     Raises:
-        ValueError: it has half a character, as JSON may write one, and no tokenizer reads it.
+        ValueError: the text has half a character, which JSON may hold but no tokenizer reads.
     """
     try:
         text.encode()
@@ -139,7 +137,7 @@ def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor
 def learned_context(model: PreTrainedModel) -> int | None:
     """Look up the number of tokens that a model has learned position embeddings for.
 
-    It is None where longer texts can be read.
+    It is None if longer texts can be read.
     """
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     words = model.get_input_embeddings()
@@ -156,10 +154,10 @@ def learned_context(model: PreTrainedModel) -> int | None:
 
 
 def check_room(model: PreTrainedModel, tokens: int, new: int) -> None:
-    """Refuse a prompt whose answer has no place in a model's context.
+    """Refuse a prompt that leaves too little of a model's context for its answer.
 
     Raises:
-        ValueError: there is none.
+        ValueError: prompt and answer exceed the context.
     """
     context = learned_context(model)
     if context is not None and tokens + new > context:
@@ -184,8 +182,8 @@ def until_end(ids: list[int], ends: Collection[int]) -> tuple[list[int], bool]:
 def text_after(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[int]) -> str:
     """Decode the text that new tokens add to a prompt's text.
 
-    Some tokenizers decode tokens otherwise where nothing stands before, so the prompt is decoded
-    with them.
+    Some tokenizers decode the first tokens of a text differently, so the prompt is decoded with
+    them.
     """
     given, whole = (
         tokenizer.decode(part, skip_special_tokens=True) for part in (prompt, [*prompt, *ids])
@@ -198,36 +196,36 @@ def text_after(tokenizer: PreTrainedTokenizerBase, prompt: list[int], ids: list[
 
 
 class Detokeniser:
-    """Text of tokens as they come, whole characters only; special tokens have none.
+    """A decoder of tokens as they come, into whole characters and without special tokens.
 
     Args:
         tokenizer: the target's tokenizer.
-        prompt: the tokens before.
+        prompt: the prompt's tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
         self.tokenizer = tokenizer
         before = list(prompt[-BEFORE:])
-        # half a character, which is never shown
+        # a prompt that ends in half a character, which is never shown
         if tokenizer.decode(before, skip_special_tokens=True).endswith("\ufffd"):
             before = []
         self.stream = (
             DecodeStream(ids=before, skip_special_tokens=True) if tokenizer.is_fast else None
         )
-        # after the last whole character, if there is a stream; else all
+        # tokens after the last whole character if there is a stream, otherwise all
         self.ids = [] if tokenizer.is_fast else before
         self.shown = tokenizer.decode(self.ids, skip_special_tokens=True)
 
     def push(self, token: int) -> str:
         """Decode the text that the next token adds: "" for half a character.
 
-        The half comes later, with its other half.
+        The whole character comes with its other half.
         """
         self.ids.append(token)
         if self.stream is not None:
             try:
                 new = self.stream.step(self.tokenizer.backend_tokenizer, token)
-            # of byte fallback: a stray byte makes strays of those before it, which have been shown
+            # with byte fallback, a stray byte also invalidates bytes that have been shown
             except Exception:
                 new = self.tokenizer.decode(self.ids, skip_special_tokens=True)
                 self.stream = DecodeStream(ids=[token], skip_special_tokens=True)
@@ -241,5 +239,5 @@ class Detokeniser:
         return new
 
     def rest(self) -> str:
-        """Decode half a character at the end, as `decode` shows it."""
+        """Decode half a character at the end as `decode` does."""
         return self.tokenizer.decode(self.ids, skip_special_tokens=True)[len(self.shown) :]

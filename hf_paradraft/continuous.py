@@ -1,5 +1,5 @@
-"""Many prompts through one batch: where sequences have ended, the next ones take their places
-(Orca, 2022, section 3.1).
+"""Continuous batching: the next prompts take the places of sequences that have ended (Orca, 2022,
+section 3.1).
 """
 
 from __future__ import annotations
@@ -25,24 +25,26 @@ from .decoding.sequence import Sequence
 from .decoding.tree_attention import attention_windows, reads_its_own_way
 from .protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
-FREE = 0.25  # of the batch, before prompts are read: joining copies the cache
-ROOM = 64  # tokens more than there are, whenever a cache is copied
+FREE = (
+    0.25  # share of the batch that is free before prompts are read, since joining copies the cache
+)
+ROOM = 64  # further tokens that have room whenever a cache is copied
 
 
 class RoomyLayer(DynamicLayer):
-    """A cache layer with room after its entries, so that a round writes its own alone.
+    """A cache layer with room after its entries, so that a round writes only its own.
 
-    The layer of transformers copies all keys and values.
+    The layer of transformers copies all keys and values in every forward.
 
     Args:
-        layer: what it goes on with.
+        layer: the layer whose entries it takes over.
     """
 
     def __init__(self, layer: DynamicLayer):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
         self.keys, self.values = layer.keys, layer.values
-        self.rooms: tuple[Tensor, Tensor] | None = None  # whose first entries keys and values are
+        self.rooms: tuple[Tensor, Tensor] | None = None  # keys and values are their first entries
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -64,7 +66,7 @@ class RoomyLayer(DynamicLayer):
 
 
 class NoDrafter(Drafter, Drafting):
-    """A drafter that guesses nothing, so that every round is one of plain decoding."""
+    """A drafter that guesses nothing, so that every round decodes plainly."""
 
     def __init__(self) -> None:
         self.speculation_config = SpeculationConfig(1, tree_size=None, never_slower=False)
@@ -94,9 +96,9 @@ class Known:
     """A prompt's beginning that was read before.
 
     Attributes:
-        layers: of the target's cache, which hold nothing else.
-        read: tokens that they hold, fewer than the prompt has.
-        drafting: has read them too (`Drafting.fork`); None: it begins without.
+        layers: the layers of the target's cache, which hold only this beginning.
+        read: the number of tokens that they hold, fewer than the prompt has.
+        drafting: the drafter's state after them (`Drafting.fork`); None: the drafter starts anew.
     """
 
     layers: list[Any]
@@ -113,16 +115,16 @@ def begin(
     copies: PromptLookup | None = None,
     **options: Any,
 ) -> Batch:
-    """Prepare a call of `generate` up to its first round, with all that transformers prepares.
+    """Prepare a call of `generate` up to its first round, as transformers prepares it.
 
     Args:
-        target: answers.
+        target: the target.
         input_ids: int64 `(B, n)`, as for `generate`.
-        drafter: makes it faster.
-        generator: of the call's draws alone; None: torch's.
-        known: of the only prompt's beginning, from an earlier call; None: all of it is read.
-        copies: finds tokens to copy, instead of what the drafter wants to be copied.
-        options: for `generate`.
+        drafter: the drafter.
+        generator: the generator of only this call's draws; None: torch's.
+        known: the only prompt's beginning, from an earlier call; None: all of it is read.
+        copies: the finder of tokens to copy, instead of the drafter's own.
+        options: further arguments for `generate`.
     """
     batches: list[Batch] = []
 
@@ -149,7 +151,7 @@ def begin(
 
     if (
         tokenizer := options.pop("tokenizer", None)
-    ) is not None:  # which generate does not pass on to a loop of others
+    ) is not None:  # generate does not pass it to a custom loop
         stops = StopStringCriteria(tokenizer, target.generation_config.stop_strings)
         options |= {"stop_strings": None, "stopping_criteria": [stops]}
     target.generate(input_ids, custom_generate=keep, **options)
@@ -174,16 +176,16 @@ def continuous_batching(
     The tokens are greedy, as those of `generate`.
 
     Args:
-        target: for which `can_join` holds.
-        prompts: ids; those of similar length together are fastest.
-        max_new_tokens: for each.
-        batch_size: sequences that are decoded together, at most.
-        num_slots: tokens that the cache may hold, at most; one sequence is always decoded.
-        drafter: makes it faster; the tokens stay the target's.
-        options: for `generate`.
+        target: a target for which `can_join` holds.
+        prompts: the prompts' ids; neighbours of similar length are fastest.
+        max_new_tokens: the most new tokens of each.
+        batch_size: the most sequences that are decoded together.
+        num_slots: the most tokens that the cache may hold; one sequence is always decoded.
+        drafter: a drafter for speed; the tokens stay the target's.
+        options: further arguments for `generate`.
 
     Yields:
-        The prompt's number, and its new tokens, with the one that ended it.
+        The prompt's number, and its new tokens, the end token included.
     """
     options = {"max_new_tokens": max_new_tokens, "do_sample": False, "pad_token_id": 0, **options}
     waiting = deque(enumerate(prompts))
@@ -238,7 +240,7 @@ def continuous_batching(
 
 
 def together(batch: Batch | None, joining: Batch) -> Batch:
-    """Join sequences that have read their prompts to a batch, or make one of them."""
+    """Join sequences whose prompts have been read to a batch, or make a batch of them."""
     if batch is not None and batch.sequences:
         join(batch, joining)
         return batch
