@@ -40,7 +40,7 @@ class Memory:
     drafter of any kind.
 
     Args:
-        max_tokens: the number of tokens that are kept, some 30 bytes each; beyond it the oldest go.
+        max_tokens: the number of tokens that are kept, 20 to 30 bytes each; beyond it the oldest go.
         remember: whether each call adds its prompt and its answer when it ends.
 
     Raises:

@@ -28,8 +28,8 @@ class SpeculationConfig:
             distribution) as it is. `typical` does not: it accepts every token that is probable
             enough, for more tokens per round.
         never_slower: draft less, or nothing for a while, if the measured times say that drafting
-            does not pay. Has no effect with `rejection` and `typical`, whose random draws would
-            then depend on the clock.
+            does not pay. With `rejection` it only pauses drafting, and with `typical` it does
+            nothing, since random draws would depend on the clock.
         compile: run drafter and target through `torch.compile` over static caches, every round in
             the same shapes, on a GPU as CUDA graphs. The first calls compile, for some seconds to
             minutes.
