@@ -204,7 +204,7 @@ class PromptLookup:
         This may make a tree deeper than K. A draft with prompt rows, or a tree whose chances are
         not known, stays as it is.
         """
-        # a sparse tree holds what pays next to its prompts
+        # a sparse tree has no room for further nodes next to its prompts
         if not copies or draft.prompt_rows is not None:
             return draft
         if size is not None:

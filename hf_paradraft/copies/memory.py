@@ -40,7 +40,7 @@ class Memory:
     drafter of any kind.
 
     Args:
-        max_tokens: the number of tokens that are kept, 20 to 30 bytes each; beyond it the oldest go.
+        max_tokens: the number of tokens to keep, 20 to 30 bytes each; beyond it the oldest go.
         remember: whether each call adds its prompt and its answer when it ends.
 
     Raises:
@@ -114,7 +114,9 @@ class Memory:
             raise ValueError(f"Ids of tokens are wanted: got {min(tokens)} to {max(tokens)}.")
         tokens = [*tokens[-self.max_tokens + 1 :], END] if tokens else []
         with self._adding:
-            for begin in range(0, len(tokens), PIECE):  # calls look things up between two pieces
+            for begin in range(
+                0, len(tokens), PIECE
+            ):  # other threads look up copies between two pieces
                 with self._lock:
                     for token in tokens[begin : begin + PIECE]:
                         self._chains.append(token)

@@ -20,7 +20,7 @@ class Refused(ValueError):
 
 
 ASKED = "_paradraft_asked"  # the attribute of the call's `GenerationConfig` that the hook sets
-# criteria without a memory, which look at each sequence by itself
+# criteria without a memory, which judge each sequence by itself
 ALONE = (
     StopStringCriteria,
     MaxTimeCriteria,
@@ -34,7 +34,7 @@ class Asked:
 
     Attributes:
         num_assistant_tokens: this call's K; None: the drafter's own.
-        callers_cache: whether the cache is the caller's own, who will see it again.
+        callers_cache: whether the caller passed the cache, and so sees it again.
         wants_states: whether the caller asks for attentions or hidden states, not only a saved
             config.
     """
@@ -48,7 +48,7 @@ MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features
 
 
 def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call brings images, sound or embeddings.
+    """Tell whether a call has images, sound or embeddings as inputs.
 
     It does if an argument with such a name is not empty.
     """

@@ -70,7 +70,7 @@ class DraftBuilder:
     ) -> list[Draft]:
         """Make a draft for each sequence, at most `room` deep apart from copies.
 
-        A draft has no token where there is no guess.
+        Without a guess, a draft is empty.
 
         Args:
             drafting: the drafter's side of the call, which guesses.

@@ -64,7 +64,7 @@ class Features:
     Without keys, nothing is hooked.
 
     Several calls may share a target, each in a thread of its own: forwards of other threads than
-    the one that entered are left alone.
+    the one that entered are ignored.
 
     Args:
         model: the target.

@@ -27,12 +27,12 @@ ROOT = 0
 class GrowingTree:
     """The best tree over distributions that become known node by node.
 
-    Once every node of it that may have children has been read, no other tree of N nodes promises
-    more. A node stands at a rank among its parent's children. Where tokens are drawn, its promise
-    comes from its parent's distribution and its rank, never from its own token; and it can only be
-    driven out by nodes that promise more: by earlier siblings, its own or its ancestors', by nodes
-    below those, or by nodes that were drawn independently of it. So the draws have the distribution
-    that recursive rejection assumes.
+    Once every node of it that may have children has been read, no other tree of N nodes has more
+    expected tokens. A node has a rank among its parent's children. Where tokens are drawn, its
+    score comes from its parent's distribution and its rank, never from its own token; and it can
+    only be driven out by nodes with a higher score: by earlier siblings, its own or its ancestors',
+    by nodes below those, or by nodes that were drawn independently of it. So the draws have the
+    distribution that recursive rejection assumes.
 
     Args:
         num_nodes: N, the most nodes.
@@ -56,7 +56,7 @@ class GrowingTree:
         Args:
             nodes: the parents: nodes of the tree, or the root.
             scores: `(n, r)`, log-chances of children given their parent, falling from rank to rank;
-                -inf where there is none.
+                -inf for a missing child.
             tokens: int64 `(n, r)`, the children's tokens.
         """
         self.read.update(nodes)

@@ -124,7 +124,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
 def row_latency(model: PreTrainedModel) -> RowLatency:
     """Look up the latencies of `model` on this machine, or measure them now.
 
-    They are read from disk; measured ones are written there, where that is possible.
+    They are read from disk; measured ones are written there if that is possible.
     """
     # adapters and wrappers come and go
     parts = [len(vars(part).keys() & OVER) for part in model.modules()]

@@ -258,7 +258,7 @@ def collect(
 
     Returns:
         Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,
-        `(B, V)` per new token, or None where they are not kept.
+        `(B, V)` per new token, or None if they are not kept.
     """
     ids = padded(
         sequences, buffer, max(sequence.length for sequence in sequences), generation_config

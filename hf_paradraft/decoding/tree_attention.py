@@ -1,5 +1,5 @@
-"""Tree attention on unmodified models: an explicit mask and explicit positions say what every row
-of a forward sees.
+"""Tree attention on unmodified models: an explicit mask and explicit positions set the tokens
+that every row of a forward sees.
 """
 
 import inspect
@@ -113,7 +113,8 @@ def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.
     """Compute which rows of one tree see each other, and their depths.
 
     Args:
-        parents: of the nodes, which are rows 1 … N; row 0 is the last known token, -1 as a parent.
+        parents: the nodes' parents; nodes are rows 1 … N, and row 0 is the last known token, -1 as
+            a parent.
         size: rows in all, at least N + 1; those beyond the tree are padding and see only
             themselves.
 
@@ -132,7 +133,7 @@ class TreeAttention:
     """Masks and positions for forwards over a ragged cache.
 
     Args:
-        windows: from `attention_windows`.
+        windows: the windows from `attention_windows`.
         prompt_mask: bool or int `(B, n)`, true for the prompts' visible tokens, on the target's
             device.
         positions: int64 `(B,)`, the positions of the prompts' last tokens.

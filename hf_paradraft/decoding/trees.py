@@ -103,7 +103,7 @@ def read(scores: Tensor, ids: LongTensor, vocabulary: LongTensor | None) -> tupl
 
     Args:
         scores, ids: `(n, r)`, of any floating dtype and int64.
-        vocabulary: as for `to_target`.
+        vocabulary: the target's ids, as for `to_target`.
 
     Returns:
         The scores, float64 `(n, r)`, and the target's ids, int32 `(n, r)`.

@@ -1,4 +1,4 @@
-"""One forward of the target over what its cache lacks of each sequence, and over its draft."""
+"""One forward of the target over each sequence's uncached tokens and its draft."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def extend_to(length: int, model_kwargs: dict[str, Any]) -> dict[str, Tensor]:
 
 
 class Verifier:
-    """The target, which reads what its cache lacks of each sequence and then its draft.
+    """The target, which reads each sequence's uncached tokens and then its draft.
 
     A prompt is read as transformers itself reads it, with a chain after it. Later forwards have
     explicit masks and positions: trees, and sequences of different lengths. If `attention` is
@@ -138,7 +138,7 @@ class Verifier:
         self.cache.keep([[*range(count)]] * len(texts), count)
 
     def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        """Run the target over what its cache lacks: the end of each prefix, and the drafts.
+        """Run the target over the uncached end of each prefix, and over the drafts.
 
         Args:
             sequences: the sequences, by their place.
@@ -299,7 +299,7 @@ class Verifier:
         """Keep the accepted nodes' entries, and drop the rejected ones'.
 
         Args:
-            paths: for each sequence the accepted nodes to keep, from the root down; None for one
+            paths: the accepted nodes to keep of each sequence, from the root down; None for one
                 that is finished.
         """
         pairs = zip(paths, self.prefix_rows, strict=True)

@@ -15,7 +15,7 @@ class PromptRows:
     They guess for the next round (PPD, section 4).
 
     Attributes:
-        nodes: for each of R rows the node that it belongs to; -1 is the last known token.
+        nodes: the node that each of R rows belongs to; -1 is the last known token.
         parents: the parent of each row, which sees it and its ancestors: a node of N, or `N + r`
             for row `r`.
         embeddings: `(R, hidden)`, the rows' inputs.

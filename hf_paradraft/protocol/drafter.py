@@ -84,7 +84,7 @@ class Drafting:
     nbytes: int = 0
 
     def propose(self, prefixes: list[Prefix]) -> Sequence[Guess]:
-        """Guess the continuation of each prefix, at least where there is room.
+        """Guess the continuation of each prefix, at least of those with room.
 
         Logits for more than the room are cut; tokens for more are refused.
 

@@ -96,7 +96,7 @@ def block_path(
             chance = left.sum() / (left.sum() + 1 - ratio)
         else:
             left, chance = p[count], ratio
-        if torch.rand((), device=p.device) < chance:  # never where it is 0 / 0
+        if torch.rand((), device=p.device) < chance:  # never if it is 0 / 0
             accepted, rest = node + 1, left
     return list(range(accepted)), rest[None] / rest.sum() if rest.sum() > 0 else p[
         accepted : accepted + 1

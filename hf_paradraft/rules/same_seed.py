@@ -37,7 +37,7 @@ class SameSeed(Rule):
         return _OfRow(self, row)
 
     def race(self, row: int, length: int, processors: LogitsProcessorList, budget: Any) -> Race:
-        """Implement `Rule.race`; what is learned of the odds is kept with the budget."""
+        """Implement `Rule.race`; the learned odds are kept with the budget."""
         budget.odds = budget.odds or Odds()
         return Race(self.noise, row, length, processors, budget.odds)
 

@@ -268,7 +268,7 @@ class Answer:
         Cached tokens of the prompt, and accepted and rejected drafts, are counted in addition.
         """
         stats, given, made = self.job.stats, len(self.job.ids), self.writer.count
-        accepted = min(sum(stats.successes), made)  # more may have come after what ended the text
+        accepted = min(sum(stats.successes), made)  # more may have come after the end of the text
         usage = {
             "prompt_tokens": given,
             "completion_tokens": made,

@@ -56,7 +56,7 @@ def num_common(ids: numpy.ndarray, others: numpy.ndarray) -> int:
 
 
 def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
-    """Tell whether reading a text in pieces gives what reading it at once does."""
+    """Tell whether a text read in pieces gives the same as one read at once."""
     if drafter is not None and drafter.speculation_config.compile:
         return False
     cache = DynamicCache(config=target.config.get_text_config(decoder=True))
