@@ -25,9 +25,7 @@ from .decoding.sequence import Sequence
 from .decoding.tree_attention import attention_windows, reads_its_own_way
 from .protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
-FREE = (
-    0.25  # share of the batch that is free before prompts are read, since joining copies the cache
-)
+FREE = 0.25  # free share of a batch before prompts are read: joining copies the cache
 ROOM = 64  # further tokens that have room whenever a cache is copied
 
 

@@ -34,7 +34,7 @@ PIECE, PAUSE = (
 class Memory:
     """Texts that outlive a call and that drafts are copied from.
 
-    Such texts are a file that is being edited, retrieved passages, or earlier answers.
+    Examples are a file that is being edited, retrieved passages, and earlier answers.
 
     Several calls, drafters and threads may share one. `drafter.memory = memory` gives it to a
     drafter of any kind.
@@ -114,9 +114,7 @@ class Memory:
             raise ValueError(f"Ids of tokens are wanted: got {min(tokens)} to {max(tokens)}.")
         tokens = [*tokens[-self.max_tokens + 1 :], END] if tokens else []
         with self._adding:
-            for begin in range(
-                0, len(tokens), PIECE
-            ):  # other threads look up copies between two pieces
+            for begin in range(0, len(tokens), PIECE):  # calls look up copies in between
                 with self._lock:
                     for token in tokens[begin : begin + PIECE]:
                         self._chains.append(token)

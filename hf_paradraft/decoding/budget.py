@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from ..protocol import Round
 
-DECAY = 0.98  # by which a later round lowers a round's weight in long-run rates and acceptance
+DECAY = 0.98  # factor of a round's weight with each later one, in long-run rates and acceptance
 RECENT_DECAY = 0.9  # likewise, in the estimate "does drafting still pay?"
 # times plain decoding, assumed before a call's first rounds and weighed as one measured round
 PRIOR_SPEEDUP = 1.1
@@ -25,9 +25,7 @@ PRIOR_SPREAD = 1.0  # likewise, the mean square of accepted tokens per plain rou
 LEAST_SPEEDUP = 0.98  # times plain decoding; below it drafting rests
 # times plain decoding, by the latency table only: enough to draft before a plain round is timed
 SURE_SPEEDUP = 2.0
-LOSS = (
-    0.01  # share of plain decoding's time that drafting may lose in the long run if it does not pay
-)
+LOSS = 0.01  # share of plain decoding's time that drafting may lose in the long run
 # trees have 1 to 3 nodes, or 4 n - 1: a number of rows that is new may have to be compiled first
 NODE_STEP = 4
 # share of a round's tokens that a smaller draft may lose: the last nodes are overrated most

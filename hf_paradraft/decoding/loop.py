@@ -96,7 +96,8 @@ def speculative_decoding(
         streamer: the receiver of tokens as they are accepted, one by one, or of rounds
             (`RoundStreamer`); for one sequence.
         synced_gpus: False in every call that is served.
-        terms: the terms on which the call is served, made by `hf_paradraft.admission`.
+        terms: the terms on which the call is served, made by `hf_paradraft.admission`; None: greedy
+            decoding by itself.
         model_kwargs: inputs for the target's forward.
 
     Returns:

@@ -25,8 +25,8 @@ class SpeculationConfig:
             an int for that many, the most probable paths of all; None for a chain.
         acceptance: the rule that judges drafts. `auto` is `greedy` without sampling and
             `sample_match` with it; both, and `rejection`, leave the target's output (or its
-            distribution) as it is. `typical` does not: it accepts every token that is probable
-            enough, for more tokens per round.
+            distribution) as it is. `typical` does not: it accepts tokens that are probable
+            enough, for more of them per round.
         never_slower: draft less, or nothing for a while, if the measured times say that drafting
             does not pay. With `rejection` it only pauses drafting, and with `typical` it does
             nothing, since random draws would depend on the clock.
