@@ -5,6 +5,7 @@ is replaced at once.
 from __future__ import annotations
 
 import filecmp
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +24,7 @@ logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
 # where a model is written, and where the files of the weights before go
 NEW, FORMER = ".paradraft.new", "former"
+CHECKPOINT = re.compile(rf"checkpoint-(\d+)(\.{FORMER}(-\d+)?)?")  # or one laid aside
 MADE_HERE = ".paradraft"  # in every checkpoint, whole or not: the seconds of its run so far
 OURS = {"kind", "data", "weights"}  # keys of a `RUN` of ours, for others write files of that name
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
@@ -61,11 +63,7 @@ def check_output(
             f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or "
             "another folder."
         )
-    if (
-        resume
-        and not any(map(_is_ours, _checkpoints(output_dir)))
-        and any(output_dir.glob("*.safetensors"))
-    ):
+    if resume and not _checkpoints(output_dir) and any(output_dir.glob("*.safetensors")):
         raise ValueError(
             f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to "
             "replace it, or another."
@@ -73,14 +71,18 @@ def check_output(
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:
-    """List all checkpoints in a run's folder, whole or not, the newest first."""
-    named = (file for file in output_dir.glob("checkpoint-*") if _step(file).isdigit())
-    return sorted(named, key=lambda file: int(_step(file)), reverse=True)
+    """List this library's checkpoints, whole or not and laid aside or not, the newest first."""
+    ours = (
+        file
+        for file in output_dir.glob("checkpoint-*")
+        if CHECKPOINT.fullmatch(file.name) and _is_ours(file)
+    )
+    return sorted(ours, key=lambda file: (-_step(file), file.name))
 
 
-def _step(checkpoint: Path) -> str:
+def _step(checkpoint: Path) -> int:
     """Read the step of a checkpoint from its name."""
-    return checkpoint.name.removeprefix("checkpoint-")
+    return int(re.split("[-.]", checkpoint.name)[1])
 
 
 def _is_ours(checkpoint: Path) -> bool:
@@ -164,17 +166,14 @@ class Checkpoints(TrainerCallback):
             float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0
         )
         arguments.save_total_limit = None
-        self.former: list[Path] = []  # one of ours, laid aside until its successor is there
 
     def on_step_end(self, args, state, control, **kwargs):
         if not control.should_save or not state.is_world_process_zero:
             return
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if checkpoint.exists():  # a trainer writes into what is there, another kind's files too
-            is_ours = _is_ours(checkpoint)
             aside = _lay_aside(checkpoint)
-            self.former = [aside] if is_ours and not aside.is_symlink() else []
-            if not is_ours:
+            if not _is_ours(aside):
                 logger.warning(
                     "%s is of no run of this library: it is called %s now.", checkpoint, aside.name
                 )
@@ -184,23 +183,18 @@ class Checkpoints(TrainerCallback):
     def on_save(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
             return
-        output_dir = Path(args.output_dir)
-        write_json(output_dir / f"checkpoint-{state.global_step}" / RUN, self.settings)
-        ours = [
-            checkpoint
-            for checkpoint in _checkpoints(output_dir)
-            if _is_ours(checkpoint) and not checkpoint.is_symlink()
+        written = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+        write_json(written / RUN, self.settings)
+        ours = [file for file in _checkpoints(written.parent) if not file.is_symlink()]
+        before = [
+            file
+            for file in ours
+            if _made(file) == self.settings and _step(file) < state.global_step
         ]
-        reached = [
-            checkpoint
-            for checkpoint in ours
-            if _made(checkpoint) == self.settings and int(_step(checkpoint)) <= state.global_step
-        ]
-        best = Path(state.best_model_checkpoint or "")
-        for old in {*ours, *self.former} - {*reached[: self.limit], best}:
+        kept = {*[written, *before][: self.limit], Path(state.best_model_checkpoint or "")}
+        for old in {*ours} - kept:
             (old / RUN).unlink(missing_ok=True)  # first: half of it is left if this is stopped
             shutil.rmtree(old)
-        self.former = []
 
 
 def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:

@@ -129,6 +129,7 @@ def test_checkpoints_that_are_damaged_or_links(tmp_path, caplog):
     settings = {"seed": 0}
     for step, text in ((1, json.dumps(settings)), (2, "")):
         (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / ".paradraft").touch()
         (tmp_path / f"checkpoint-{step}" / "run.json").write_text(text)
     assert newest_checkpoint(tmp_path, settings) == str(tmp_path / "checkpoint-1")
     assert "checkpoint-2/run.json is damaged" in caplog.text

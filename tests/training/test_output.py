@@ -24,6 +24,7 @@ SETTINGS = {"kind": "pard", "seed": 0}
 def checkpoint(folder, step, settings=SETTINGS):
     folder = folder / f"checkpoint-{step}"
     folder.mkdir(parents=True)
+    (folder / ".paradraft").touch()
     save_file({"weight": torch.zeros(3)}, folder / "model.safetensors")
     if settings is not None:
         (folder / "run.json").write_text(json.dumps(settings))
@@ -38,7 +39,12 @@ def test_the_newest_whole_checkpoint_is_resumed(tmp_path, caplog):
     assert f"{half} is not whole" in caplog.text
     first = checkpoint(tmp_path, 2)
     (tmp_path / "checkpoint-best").mkdir()
+    checkpoint(tmp_path, 3).rename(tmp_path / "checkpoint-3.formerly")
+    theirs = checkpoint(tmp_path, "4.former", {"wandb": 1})
+    (theirs / ".paradraft").unlink()
     assert newest_checkpoint(tmp_path, SETTINGS) == str(first)
+    aside = checkpoint(tmp_path, "4.former-1")
+    assert newest_checkpoint(tmp_path, SETTINGS) == str(aside)
     last = checkpoint(tmp_path, 10)
     assert newest_checkpoint(tmp_path, SETTINGS) == str(last)
 
@@ -288,6 +294,7 @@ def test_a_damaged_checkpoint_is_left_aside_by_name(name, tmp_path, caplog):
     for step in (1, 2):
         checkpoint = tmp_path / f"checkpoint-{step}"
         checkpoint.mkdir()
+        (checkpoint / ".paradraft").touch()
         save_file({"w": torch.ones(3)}, checkpoint / "model.safetensors")
         torch.save({"w": torch.ones(3)}, checkpoint / "optimizer.pt")
         (checkpoint / "run.json").write_text("{}")

@@ -154,8 +154,19 @@ def test_nothing_is_removed_before_its_successor_is_there(run, folder, monkeypat
     )
 
 
-def test_a_run_that_is_stopped_in_its_first_checkpoint_leaves_the_former_ones(folder, monkeypatch):
-    """All of them had another name then, by which `--resume` does not look for them."""
+@pytest.mark.parametrize(
+    ("step", "stopped", "resumed"),
+    [
+        (2, ["checkpoint-2", "checkpoint-2.former", "checkpoint-4"], "checkpoint-4"),
+        (4, ["checkpoint-2", "checkpoint-4", "checkpoint-4.former"], "checkpoint-4.former"),
+    ],
+)
+def test_a_run_that_is_stopped_in_its_first_checkpoint_leaves_the_former_ones(
+    step, stopped, resumed, folder, monkeypatch
+):
+    """The one of its step has another name then, by which `--resume` did not look for it, and which
+    no later run removed.
+    """
     options = {**OPTIONS, "mask_token_id": MASK, "num_depths": 3}
     paths = folder / "target", folder / "rows.jsonl", folder / "out"
     train_pard(*paths, max_steps=4, **options)
@@ -163,15 +174,27 @@ def test_a_run_that_is_stopped_in_its_first_checkpoint_leaves_the_former_ones(fo
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_save_checkpoint", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            train_pard(*paths, max_steps=4, seed=1, overwrite=True, **options)
-    assert checkpoints(folder / "out") == ["checkpoint-2", "checkpoint-2.former", "checkpoint-4"]
-    train_pard(*paths, max_steps=6, resume=True, **options)
-    assert checkpoints(folder / "out") == ["checkpoint-2.former", "checkpoint-4", "checkpoint-6"]
+            train_pard(
+                *paths, max_steps=4, seed=1, overwrite=True, **{**options, "save_steps": step}
+            )
+    assert checkpoints(folder / "out") == stopped
+    steps, first = [], ResumableTrainer.training_step
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            ResumableTrainer,
+            "training_step",
+            lambda self, *args: [steps.append(self.state.global_step), first(self, *args)][1],
+        )
+        train_pard(*paths, max_steps=6, resume=True, **options)
+    assert steps == [4, 5]
+    assert checkpoints(folder / "out") == sorted([resumed, "checkpoint-6"])
     train_pard(folder / "target", folder / "rows.jsonl", folder / "new", max_steps=6, **options)
     after = weights(folder / "out")
     for name, tensor in weights(folder / "new").items():
         assert torch.equal(tensor, after[name]), name
     assert any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
+    train_pard(*paths, max_steps=4, seed=2, overwrite=True, **options)
+    assert checkpoints(folder / "out") == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog):
