@@ -95,13 +95,6 @@ def main() -> None:
             soft_wrap=True,
         )
         raise SystemExit(1) from None
-    except (
-        ValueError,
-        OSError,
-        SafetensorError,
-        RuntimeError,
-    ) as error:  # both have errors of their own for a full disk
-        if isinstance(error, RuntimeError) and "inline_container" not in str(error):
-            raise
+    except (ValueError, OSError, SafetensorError) as error:  # the last has a full disk's
         err_console.print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

@@ -73,6 +73,14 @@ class ResumableTrainer(Trainer):
             )
         return loss
 
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            super()._save_checkpoint(*args, **kwargs)
+        except RuntimeError as error:  # torch says so in words of its own
+            raise OSError(
+                f"{self.args.output_dir} could not be written: is the disk full? ({error})"
+            ) from error
+
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """Compute only the loss: logits over every row would be large and of no use."""
         with torch.no_grad():

@@ -197,6 +197,14 @@ def test_a_run_that_is_stopped_in_its_first_checkpoint_leaves_the_former_ones(
     assert checkpoints(folder / "out") == ["checkpoint-2", "checkpoint-4"]
 
 
+def test_a_full_disk_is_one_sentence(run, folder, monkeypatch):
+    """It was a traceback of torch's, or a position in a file that was not the one expected."""
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda value, file: save(value, "/dev/full"))
+    with pytest.raises(OSError, match=r"out could not be written: is the disk full\?"):
+        run("out", max_steps=2)
+
+
 def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog):
     """The trainer wrote into one of its number, which was removed as an old one of ours then."""
     options = {
