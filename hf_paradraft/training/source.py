@@ -141,12 +141,14 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         ):
             content = "".join(part["text"] for part in content)
         says_nothing = content is None and bool(message.get("tool_calls"))
-        if not isinstance(message.get("role"), str) or not (
-            isinstance(content, str) or says_nothing
+        if (
+            not isinstance(message.get("role"), str)
+            or not (isinstance(content, str) or says_nothing)
+            or not all(isinstance(message.get(name), str | None) for name in THOUGHTS)
         ):
             raise ValueError(
-                "A turn needs 'role' and 'content', both texts, but this one is "
-                f"{reprlib.repr(dict(message))}."
+                "A turn needs 'role' and 'content', both texts, and its thoughts are a text or "
+                f"none, but this one is {reprlib.repr(dict(message))}."
             )
         thought = thought_of(message)
         thoughts = {} if thought is None else {"reasoning_content": thought, "thinking": thought}

@@ -116,6 +116,13 @@ def test_missing_empty_and_broken_files_are_refused(tmp_path):
         ),
         ({"messages": [{"role": "assistant", "content": None}]}, "Row 2: A turn needs"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "Row 2: A turn needs"),
+        *(
+            (
+                {"messages": [{"role": "assistant", "content": "b", "reasoning_content": thought}]},
+                "Row 2: A turn needs .* thoughts are a text or none, but .*'reasoning_content'",
+            )
+            for thought in (5, ["x"], {"a": 1}, True)
+        ),
         ({"messages": "b c"}, "Row 2: 'messages' must be a list of turns, but is 'b c'"),
         ({"messages": {"role": "user", "content": "b"}}, "Row 2: 'messages' must be a list"),
         ({"text": ["b", "c"]}, r"Row 2: 'text' must be a text, but is \['b', 'c'\]"),
