@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
+from itertools import chain
 from pathlib import Path
 from shutil import copymode
 from typing import Any, ParamSpec, TypeVar
@@ -43,6 +44,7 @@ EXTRAS = (
     "warp_model.safetensors",
     "shortlist.safetensors",
 )
+DEEPEST = 64  # levels of JSON; writing it recurses
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
@@ -152,6 +154,34 @@ def share_weights(folder: Path) -> None:
             copymode(config, file)
 
 
+def parse_json(text: str) -> Any:
+    """Parse JSON that came from elsewhere.
+
+    Raises:
+        ValueError: it is not JSON, or is nested too deeply.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+    check_depth(value)
+    return value
+
+
+def check_depth(value: Any) -> None:
+    """Refuse JSON that is nested too deeply to be written again.
+
+    Raises:
+        ValueError: it is.
+    """
+    parts = [value]
+    for _ in range(DEEPEST):
+        held = [part for part in parts if isinstance(part, dict | list)]
+        parts = [*chain(*(part.values() if isinstance(part, dict) else part for part in held))]
+    if parts:
+        raise ValueError(f"it is nested {DEEPEST} levels deep, or more")
+
+
 def read_json(file: Path, kind: type = dict) -> Any:
     """Read a JSON file.
 
@@ -159,12 +189,12 @@ def read_json(file: Path, kind: type = dict) -> Any:
         OSError: it is missing, not JSON, or JSON of another kind.
     """
     try:
-        if not isinstance(content := json.loads(file.read_text(encoding="utf-8-sig")), kind):
+        if not isinstance(content := parse_json(file.read_text(encoding="utf-8-sig")), kind):
             raise ValueError(f"it holds a {type(content).__name__}, not a {kind.__name__}")
         return content
     except FileNotFoundError:
         raise OSError(f"{file.parent} has no {file.name}: it is not a saved model.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise OSError(f"{file} is not valid JSON ({error}): download or save it again.") from None
 
 
@@ -299,8 +329,8 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                row = json.loads(line)
-            except (ValueError, RecursionError) as error:
+                row = parse_json(line)
+            except ValueError as error:
                 raise ValueError(f"{file} is not JSON lines: line {number}: {error}") from None
             if not isinstance(row, dict):
                 raise ValueError(f"{file}, line {number}: wanted an object, but found {row!r:.60}.")

@@ -214,6 +214,10 @@ def make_app(service: Service) -> FastAPI:
         )
         return Refusal(400, f"{param}: {message[: SHOWN * 2]}", param=param).response()
 
+    @app.exception_handler(RecursionError)
+    async def too_deep(connection: Request, error: RecursionError) -> Response:
+        return Refusal(400, "The body is nested too deeply.").response()
+
     @app.exception_handler(Exception)
     async def failed(connection: Request, error: Exception) -> Response:
         return Refusal(500, FAILED).response()

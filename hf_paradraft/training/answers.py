@@ -26,6 +26,7 @@ from ..chat import (
 )
 from ..continuous import NoDrafter, can_join, continuous_batching
 from ..decoding.checks import Refused
+from ..files import check_depth
 from ..protocol import Drafter
 from .caught_states import Catching
 from .data import tokenizer_hash
@@ -397,6 +398,7 @@ class Server:
                 **({"tools": row["tools"]} if "tools" in row else {}),
             ).choices[0]
             message: dict[str, Any] = choice.message.to_dict()
+            check_depth(message)
             calls, thought = message.get("tool_calls"), thought_of(message)
             text = message.get("content") if calls else message["content"] or ""
             whole_characters(json.dumps(message, ensure_ascii=False))

@@ -11,7 +11,7 @@ from typing import Any
 from transformers.utils import logging
 
 from ..chat import whole_characters
-from ..files import rows_of
+from ..files import parse_json, rows_of
 
 logger = logging.get_logger(__name__)
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a turn's thoughts
@@ -103,7 +103,7 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     tools = row.get("tools")
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = parse_json(tools)
         except ValueError:
             tools = row["tools"]
     if not tools:

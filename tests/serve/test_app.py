@@ -239,3 +239,25 @@ def test_half_a_character_is_the_clients_fault(client, more):
         "headers": {"Content-Type": "application/json"},
     }
     assert client.post("/v1/chat/completions", **sent).status_code < 500
+
+
+ARGUMENTS = "[" * 600 + "]" * 600
+DEEP = json.loads(ARGUMENTS)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"tools": [{"type": "function", "function": {"name": "f", "x": DEEP}}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", "x": DEEP}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}]}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "x": DEEP}}},
+    ],
+)  # fmt: skip
+def test_a_body_nested_too_deeply_is_the_clients_fault(client, more):
+    """The log had a traceback of 180 kB for each."""
+    body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1, **more}
+    answer = client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == "The body is nested too deeply."

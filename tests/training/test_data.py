@@ -11,6 +11,8 @@ from hf_paradraft.chat import encode_question
 from hf_paradraft.training.data import encode_chat, encode_rows, encode_text
 from hf_paradraft.training.source import load_rows, turns_of
 
+DEPTHS = (100, 900, 100_000)  # of JSON that can be written again, only read, or not even that
+
 
 @pytest.fixture
 def tokenizer():
@@ -102,9 +104,10 @@ def test_missing_empty_and_broken_files_are_refused(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(ValueError, match="no rows"):
         load_rows(tmp_path / "empty.jsonl")
-    (tmp_path / "broken.jsonl").write_text("{not json\n")
-    with pytest.raises(ValueError, match="not JSON lines"):
-        load_rows(tmp_path / "broken.jsonl")
+    for broken in ("{not json", *('{"text": %s}' % ("[" * deep + "]" * deep) for deep in DEPTHS)):
+        (tmp_path / "broken.jsonl").write_text(f"{broken}\n")
+        with pytest.raises(ValueError, match="not JSON lines: line 1"):
+            load_rows(tmp_path / "broken.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -126,6 +129,10 @@ def test_missing_empty_and_broken_files_are_refused(tmp_path):
         ({"messages": "b c"}, "Row 2: 'messages' must be a list of turns, but is 'b c'"),
         ({"messages": {"role": "user", "content": "b"}}, "Row 2: 'messages' must be a list"),
         ({"text": ["b", "c"]}, r"Row 2: 'text' must be a text, but is \['b', 'c'\]"),
+        (
+            {"messages": [{"role": "user", "content": "b"}], "tools": "[" * 900 + "]" * 900},
+            "Row 2: 'tools' must be a list of JSON schemas",
+        ),
         ({"text": 5}, "Row 2: 'text' must be a text, but is 5"),
     ],
 )

@@ -49,6 +49,8 @@ class Handler(BaseHTTPRequestHandler):
             ]
             message = {"role": "assistant", "content": None, "tool_calls": calls}
             reason = "tool_calls"
+        if text.startswith("say "):
+            message = json.loads(text.removeprefix("say "))
         answer = {"choices": [{"message": message, "finish_reason": reason}]}
         status = 404 if "fail" in text and self.server.fails else 400 if "refuse" in text else 200
         with self.server.lock:
@@ -214,3 +216,19 @@ def test_a_server_that_takes_no_prompt_is_said_and_leaves_nothing(word, server, 
     with pytest.raises(OSError, match="code: 404" if word == "fail" else "refuses every prompt"):
         regenerate(Server(server.url, "big", 7, 3), prompts, output)
     assert rows_in(output) == []
+
+
+DEEP = json.loads("[" * 100 + "]" * 100)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"content": "yes", "x": DEEP}, "64 levels deep"),
+    ],
+)
+def test_an_answer_that_no_training_reads_is_not_kept(message, why, server, tmp_path):
+    prompts, output = written(tmp_path, f"say {json.dumps(message)}"), tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match=f"did not answer prompt 1 .*{why}"):
+        regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    assert not output.exists() or not rows_in(output)
