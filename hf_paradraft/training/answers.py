@@ -22,7 +22,6 @@ from ..chat import (
     stopping,
     text_after,
     until_end,
-    whole_characters,
 )
 from ..continuous import NoDrafter, can_join, continuous_batching
 from ..decoding.checks import Refused
@@ -30,7 +29,7 @@ from ..files import check_depth
 from ..protocol import Drafter
 from .caught_states import Catching
 from .data import tokenizer_hash
-from .source import thought_of
+from .source import thought_of, turns_of
 from .target import fingerprint
 from .target_states import TargetStates
 
@@ -399,9 +398,12 @@ class Server:
             ).choices[0]
             message: dict[str, Any] = choice.message.to_dict()
             check_depth(message)
-            calls, thought = message.get("tool_calls"), thought_of(message)
+            calls = message.get("tool_calls")
             text = message.get("content") if calls else message["content"] or ""
-            whole_characters(json.dumps(message, ensure_ascii=False))
+            said = {"reasoning_content": thought_of(message), "tool_calls": calls}
+            turns_of([{"role": "assistant", "content": text, **said}])
+            if not all(isinstance(call["function"]["name"], str) for call in calls or ()):
+                raise ValueError("it calls a tool without a name")
         except BadRequestError as error:  # this prompt's own: it is too long, say
             logger.warning("%s refuses prompt %d: %s", self.base_url, index + 1, error)
             return answered(row, "", False), False
@@ -411,7 +413,6 @@ class Server:
                 f"({type(error).__name__}: {error}). What it has answered is kept: the same call "
                 "goes on."
             ) from error
-        said = {"reasoning_content": thought, "tool_calls": calls}
         # all of its tokens may have gone into thoughts
         whole = choice.finish_reason in ("stop", "tool_calls") and bool(text or calls)
         more = {name: value for name, value in said.items() if value}

@@ -225,8 +225,14 @@ DEEP = json.loads("[" * 100 + "]" * 100)
     ("message", "why"),
     [
         ({"content": "yes", "x": DEEP}, "64 levels deep"),
+        ({"content": 5}, "A turn needs 'role' and 'content'"),
+        ({"content": "\ud800"}, "half a character"),
+        ({"tool_calls": [1]}, "not subscriptable"),
+        ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "name"),
+        ({"tool_calls": [{"function": {"name": None}}]}, "a tool without a name"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 def test_an_answer_that_no_training_reads_is_not_kept(message, why, server, tmp_path):
     prompts, output = written(tmp_path, f"say {json.dumps(message)}"), tmp_path / "out.jsonl"
     with pytest.raises(OSError, match=f"did not answer prompt 1 .*{why}"):
