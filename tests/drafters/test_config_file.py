@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from tiny import near_copy, tiny_model
 
 import hf_paradraft
+from hf_paradraft.drafters.formats.layout import PARTS, Said
 from hf_paradraft.drafters.formats.values import NESTED, RULES, check_config
 from hf_paradraft.integration.publish import describe
 
@@ -119,3 +120,19 @@ def test_the_tensors_of_a_layout_are_what_its_config_says(published):
     for folder, config in published:
         check_config(config, folder / "config.json")
         assert load_file(folder / "model.safetensors")
+
+
+def test_every_key_that_a_layout_asks_for_has_a_rule(published, monkeypatch):
+    """DSpine's had none: odd values of them were loaded, and raised in the midst of `generate`."""
+    only, asked = Said.only, set()
+
+    def recorded(self, part, *keys):
+        asked.update((part, *keys))
+        return only(self, part, *keys)
+
+    monkeypatch.setattr(Said, "only", recorded)
+    for folder, config in published:
+        (folder / "config.json").write_text(json.dumps(config))  # it may have been mutated
+        describe(str(folder))
+    assert asked - {""} <= RULES.keys()
+    assert {*PARTS} <= NESTED

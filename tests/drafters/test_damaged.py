@@ -30,6 +30,8 @@ DAMAGED = {
     "hidden_act is .no such., and has to be": ("z-lab", {"hidden_act": "no such"}),
     "vocab_size is .many., and has to be": ("z-lab", {"vocab_size": "many"}),
     "hidden_size is .many., and has to be": ("pard", {"hidden_size": "many"}),
+    "dspine_config is .1., and has to be": ("z-lab", {"dspine_config": [1]}),
+    "dspine_config.top_k is 0.5, and has to be": ("z-lab", {"dspine_config": {"top_k": 0.5}}),
     "fc reads 96 numbers": ("z-lab", {"hidden_size": 64}),
 }
 

@@ -130,14 +130,16 @@ MAY_BE_NULL = (
     (
         _whole(0, WIDE),
         "mask_token_id dspark_noise_token_id pard_token ptd_token_id markov_rank conv_group_size "
-        "selector_rank selector_top_k xpress_rank xpress_mlp_hidden",
+        "selector_rank selector_top_k xpress_rank xpress_mlp_hidden top_k transfer_rank "
+        "message_size",
     ),
-    (_whole(0, LAYERS), "conv_kernel_size xpress_mlp_ratio xpress_block_size"),
+    (_whole(0, LAYERS), "conv_kernel_size xpress_mlp_ratio xpress_block_size logits_start"),
     (NUMBER, "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
     (SHARE, "partial_rotary_factor"),
     (
         FLAG,
-        "enable_qwen35_gated_q_proj attention_bias attention_k_eq_v is_causal causal use_swa "
+        "enable_qwen35_gated_q_proj attention_bias attention_k_eq_v is_causal causal causal_head "
+        "dflash_query_causal use_swa "
         "use_sliding_window use_aux_hidden_state norm_before_residual norm_before_fc fc_norm "
         "norm_output sample_from_anchor is_neox_style rope_is_neox_style "
         "sliding_window_non_causal enable_confidence_head confidence_head_with_markov "
@@ -154,8 +156,8 @@ MAY_BE_NULL = (
     ),
     (
         NAMED,
-        "transformer_layer_config dflash_config eagle_config layers rope_parameters rope_scaling "
-        "speculators_config text_config",
+        "transformer_layer_config dflash_config eagle_config dspine_config layers rope_parameters "
+        "rope_scaling speculators_config text_config",
     ),
     (_list(NAMED, "a list of objects with names", least=0), "proposal_methods"),
 )
