@@ -144,9 +144,10 @@ MAY_BE_NULL = (
         "norm_output sample_from_anchor is_neox_style rope_is_neox_style "
         "sliding_window_non_causal enable_confidence_head confidence_head_with_markov "
         "tie_word_embeddings never_slower compile overlap prompt_lookup graft trace pard2 "
-        "target_independent enable_moe_block output_hidden_states output_attentions return_dict "
-        "use_cache",
+        "target_independent enable_moe_block output_hidden_states output_attentions use_cache",
     ),
+    # without, transformers' own causal LMs raise
+    (Rule(lambda value: value is True, "true"), "return_dict"),
     (DTYPE, "dtype torch_dtype"),
     (WORD, "model_type speculators_model_type markov_head_type projector_type spd_type kind"),
     (WORDS, "architectures layer_types"),
