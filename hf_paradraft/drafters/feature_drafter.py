@@ -143,8 +143,6 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         weights = renamed(tensors, cls.names)
         config = cls.read_config(without(folder.config, ignore_keys), [*weights, *tensors])
         check_size(weights, config.layers)
-        if config.in_pairs:
-            weights = neighbours_to_halves(weights, config.layers.head_dim)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
         for name in PADDED if vocabulary is None else ():  # with ids that mean nothing
             if name in weights:
@@ -154,6 +152,9 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         make: Any = cls
         drafter = make(config, vocabulary, "embedding.weight" in weights, "head.weight" in weights)
         load_strictly(drafter, weights, f"The {cls.title} in {folder}")
+        if config.in_pairs:
+            turned = neighbours_to_halves(drafter.state_dict(), config.layers.head_dim)
+            drafter.load_state_dict(turned)
         return drafter
 
     @classmethod

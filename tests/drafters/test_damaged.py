@@ -33,6 +33,8 @@ DAMAGED = {
     "return_dict is False, and has to be true": ("z-lab", {"return_dict": False}),
     "text_config.return_dict is False": ("pard", {"text_config": {"return_dict": False}}),
     "json: return_dict is False": ("autoregressive", {"return_dict": False}),
+    "initializer_range is -0.5, and has to be": ("z-lab", {"initializer_range": -0.5}),
+    "_proj.weight is .*, and its config asks for": ("SafeAI, interleaved", {"head_dim": 64}),
     "dspine_config is .1., and has to be": ("z-lab", {"dspine_config": [1]}),
     "dspine_config.top_k is 0.5, and has to be": ("z-lab", {"dspine_config": {"top_k": 0.5}}),
     "fc reads 96 numbers": ("z-lab", {"hidden_size": 64}),
@@ -46,7 +48,7 @@ def test_errors_of_damaged_folders_name_the_folder(message, tmp_path, monkeypatc
     folder = tmp_path / "drafter"
     if name == "ppd":
         folder = ppd_folder(tmp_path).rename(folder)
-    elif name == "z-lab":
+    elif name in LAYOUTS:
         write(folder, *LAYOUTS[name]())
     else:
         target = tiny_model()

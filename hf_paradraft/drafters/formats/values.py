@@ -134,7 +134,11 @@ MAY_BE_NULL = (
         "message_size",
     ),
     (_whole(0, LAYERS), "conv_kernel_size xpress_mlp_ratio xpress_block_size logits_start"),
-    (NUMBER, "rms_norm_eps output_multiplier input_embedding_scale final_logit_softcapping"),
+    (
+        NUMBER,
+        "rms_norm_eps initializer_range output_multiplier input_embedding_scale "
+        "final_logit_softcapping",
+    ),
     (SHARE, "partial_rotary_factor"),
     (
         FLAG,
