@@ -87,8 +87,8 @@ def local_folder(
 def names_folder(load: Callable[P, T]) -> Callable[P, T]:
     """Wrap a function that loads, so that its errors name the folder or repository.
 
-    A message that names it already stays as it is. Weights of other sizes than their config's, and
-    a config's numbers that are none, are a ValueError then.
+    A message that names it already stays as it is. Weights of other sizes than their config's, a
+    config's numbers that are none, and unknown arguments are a ValueError then.
 
     Args:
         load: a function of a folder, or of a class and a folder.
@@ -110,6 +110,11 @@ def names_folder(load: Callable[P, T]) -> Callable[P, T]:
             raise
         except (StrictDataclassError, AssertionError) as error:
             raise ValueError(f"{name}: {error}") from error
+        except TypeError as error:
+            _, unknown, argument = str(error).partition("unexpected keyword argument ")
+            if not unknown:
+                raise
+            raise ValueError(f"{name}: from_pretrained does not know {argument}.") from error
         except RuntimeError as error:
             if "ignore_mismatched_sizes" not in str(error):
                 raise

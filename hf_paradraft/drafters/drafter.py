@@ -34,6 +34,10 @@ from ..protocol import Drafter, SpeculationConfig
 from .card import card_fields
 from .formats.files import check_tokenizer, save_tensors
 from .formats.folder import ADAPTER, DrafterFolder, find_folder
+from .formats.values import check_dtype
+
+# arguments of an adapter's loading that only concern its target, which it goes with
+OF_TARGET = dict.fromkeys(("device_map", "attn_implementation", "quantization_config"))
 
 
 class SavedDrafter(Drafter, ABC):
@@ -137,7 +141,9 @@ class SavedDrafter(Drafter, ABC):
         speculation_config: SpeculationConfig | None = None,
         attn_implementation: str | None = None,
         quantization_config: Any = None,
-        **kwargs: Any,
+        torch_dtype: torch.dtype | str | None = None,
+        use_safetensors: bool = True,
+        low_cpu_mem_usage: bool = True,
     ) -> Any:
         """Set dtype, device, attention and options in place, and return the drafter.
 
@@ -148,19 +154,18 @@ class SavedDrafter(Drafter, ABC):
             attn_implementation: `sdpa` or `eager`.
             quantization_config: a `QuantoConfig` or `TorchAoConfig` of transformers, for its
                 matrices.
-            kwargs: `torch_dtype`, and arguments that make no difference here.
+            torch_dtype: the older name of `dtype`.
+            use_safetensors, low_cpu_mem_usage: they make no difference here.
 
         Raises:
             ValueError: an argument that cannot be meant.
         """
-        who = type(self).__name__
-        if more := sorted(kwargs.keys() - {"torch_dtype", "use_safetensors", "low_cpu_mem_usage"}):
-            raise ValueError(f"{who}.from_pretrained does not know {', '.join(more)}.")
         if speculation_config is not None:
             self.speculation_config = speculation_config
-        dtype = kwargs.get("torch_dtype") or dtype
+        dtype = torch_dtype or dtype
+        check_dtype(dtype)
         if isinstance(dtype, str):
-            dtype = None if dtype == "auto" else getattr(torch, dtype)
+            dtype = None if dtype == "auto" else getattr(torch, dtype.removeprefix("torch."))
         if attn_implementation not in (None, "sdpa", "eager"):
             raise ValueError(
                 f"A {self.title} takes explicit masks: attn_implementation is sdpa or eager, not "

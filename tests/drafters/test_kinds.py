@@ -365,3 +365,17 @@ def test_a_model_is_saved_as_the_kind_that_was_made_of_it(tmp_path):
     again.save_pretrained(tmp_path / "third")
     kinds = [kind_of(DrafterFolder(tmp_path / name)).kind for name in ("first", "second", "third")]
     assert kinds == ["autoregressive", "pard", "pard"]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MAKE if kind not in ("prompted", "n-grams")])
+def test_every_kind_knows_the_same_arguments(kind, tmp_path):
+    """Adapters took anything; causal LMs raised transformers' own errors, of other types."""
+    DRAFTERS[kind, "qwen3"].save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="from_pretrained does not know 'num_draft_tokens'"):
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path, num_draft_tokens=2)
+    with pytest.raises(ValueError, match=r"dtype.*torch"):
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path, dtype="nonsense")
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(
+        tmp_path, use_safetensors=True, dtype="float16", device_map="cpu"
+    )
+    assert type(drafter).kind == DRAFTERS[kind, "qwen3"].kind

@@ -12,7 +12,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from ...files import refuse_missing, tensor_files, tensor_names, write_json
-from .values import read_config
+from .values import check_dtype, read_config
 
 PICKLES = ("pytorch_model.bin", "warp_model.bin")
 
@@ -203,13 +203,9 @@ def load_model(folder: Path, **kwargs: Any) -> Any:
         OSError: weights are missing or damaged.
     """
     tensor_names(folder)
-    model, info = AutoModelForCausalLM.from_pretrained(
-        folder,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        **kwargs,
-    )
+    check_dtype(kwargs.get("dtype", kwargs.get("torch_dtype")))
+    always = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    model, info = AutoModelForCausalLM.from_pretrained(folder, **{**kwargs, **always})
     refuse_missing(info, type(model).__name__, folder)
     return model.eval()
 

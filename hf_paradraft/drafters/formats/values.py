@@ -196,6 +196,16 @@ def check_config(config: Mapping[str, Any], file: Path, inside: str = "") -> Non
                     check_config(part, file, f"{inside}{name}.")
 
 
+def check_dtype(dtype: Any) -> None:
+    """Refuse a text that names no number format.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if isinstance(dtype, str) and not DTYPE.holds(dtype):
+        raise ValueError(f"dtype is {dtype!r:.50}, and has to be {DTYPE.words}.")
+
+
 def transformers_config(
     make: Callable[..., PreTrainedConfig], values: Mapping[str, Any]
 ) -> PreTrainedConfig:

@@ -20,7 +20,7 @@ from ...files import names_of
 from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
 from ...protocol.config import TreeSize
-from ..drafter import SavedDrafter
+from ..drafter import OF_TARGET, SavedDrafter
 from ..formats.files import save_tensors
 from ..formats.folder import DrafterFolder
 from ..pairs import last_target, remember_target
@@ -77,15 +77,13 @@ class PpdDrafter(SavedDrafter):
         return folder.record.get("kind", cls.kind) == cls.kind
 
     @classmethod
-    def load_folder(
-        cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any
-    ) -> PpdDrafter:
+    def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> PpdDrafter:
         """Load the drafter in an adapter's folder; the base model is not loaded.
 
         Args:
             folder: an adapter's folder, as PEFT writes it.
-            dtype: the prompts' dtype; default, and `"auto"`: as they were saved.
-            kwargs: arguments without a meaning for prompts, which go where the target is.
+            kwargs: arguments of `configured`; `dtype` is the prompts', and they go where the target
+                is.
 
         Raises:
             OSError: nothing loadable there.
@@ -101,9 +99,7 @@ class PpdDrafter(SavedDrafter):
                 "it again."
             )
         ((name, prompts),) = tensors.items()
-        if isinstance(dtype, str):
-            dtype = getattr(torch, dtype, None)  # none is called "auto"
-        return cls(prompts.to(dtype=dtype), config, name)
+        return cls(prompts, config, name).configured(**{**kwargs, **OF_TARGET})
 
     @classmethod
     def from_model(cls, model: PeftModel | PreTrainedModel) -> PpdDrafter:

@@ -25,6 +25,7 @@ from ...files import names_of, write_json
 from ...names import with_cache
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
+from ..drafter import OF_TARGET
 from ..formats.files import save_tensors
 from ..formats.folder import RECORD, DrafterFolder
 from ..layers import StackMasks, last_position
@@ -111,15 +112,13 @@ class UnoDrafter(KeyValueDrafter):
         return folder.record.get("kind") == cls.kind
 
     @classmethod
-    def load_folder(
-        cls, folder: DrafterFolder, dtype: torch.dtype | str | None = None, **kwargs: Any
-    ) -> UnoDrafter:
+    def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> UnoDrafter:
         """Load the adapter in a folder of any publisher; the target is not loaded.
 
         Args:
             folder: an adapter's folder, as PEFT writes it.
-            dtype: the adapter's dtype; default, and `"auto"`: as it was saved.
-            kwargs: arguments without a meaning for an adapter, which goes where the target is.
+            kwargs: arguments of `configured`; `dtype` is the adapter's, and it goes where the
+                target is.
 
         Raises:
             OSError: nothing loadable there.
@@ -132,9 +131,7 @@ class UnoDrafter(KeyValueDrafter):
             load_file(folder.path / WEIGHTS),
             None if saved is None else SpeculationConfig.from_saved(saved),
         )
-        if isinstance(dtype, str):
-            dtype = getattr(torch, dtype, None)  # none is called "auto"
-        return drafter.to(dtype=dtype)
+        return drafter.configured(**{**kwargs, **OF_TARGET})
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
