@@ -178,7 +178,12 @@ class SavedDrafter(Drafter, ABC):
             device_map = "cuda" if torch.cuda.is_available() else None
         elif isinstance(device_map, dict):
             device_map = next(iter(device_map.values()), None)
-        self.to(device=device_map, dtype=dtype).eval()
+        try:
+            self.to(device=device_map, dtype=dtype).eval()
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(
+                f"The {self.title} cannot go to device {device_map!r} and dtype {dtype}: {error}"
+            ) from None
         if quantization_config is not None:
             quantise(self, quantization_config)
         return self

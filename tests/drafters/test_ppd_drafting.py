@@ -312,3 +312,14 @@ def test_too_few_rows_are_refused_before_work_starts(prompt):
         )
     handle.remove()
     assert not forwards
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}])
+def test_prompts_that_are_no_numbers_are_left_out(options, prompt):
+    """They are refused as any drafter is, and the model decodes plainly."""
+    model = with_prompts(tiny_model(), 2)
+    options = {"do_sample": False, "max_new_tokens": 8, "eos_token_id": None, **options}
+    plain = model.base_model.model.generate(prompt, **options)
+    for embeddings in model.base_model.model.get_input_embeddings().ppd_prompts.values():
+        embeddings.data.fill_(torch.nan)
+    assert torch.equal(model.generate(prompt, **options), plain)

@@ -3,6 +3,7 @@ run.
 """
 
 import copy
+import dataclasses
 import json
 
 import pytest
@@ -18,6 +19,7 @@ from transformers import PreTrainedModel
 
 import hf_paradraft
 from hf_paradraft.drafters import kind_of
+from hf_paradraft.drafters.blocks.config import BlockConfig
 from hf_paradraft.drafters.formats.files import weights_in
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import read_json
@@ -84,8 +86,10 @@ def test_it_is_a_model_of_transformers(name, load):
 
 
 def test_a_field_that_a_config_does_not_have_is_refused():
+    config = hf_paradraft.DFlashDrafter.from_target(TARGET, 0, 1, 4, 2).config
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(BlockConfig)}
     with pytest.raises(TypeError, match="BlockConfig has no field embeding_scale"):
-        hf_paradraft.DFlashDrafter.from_target(TARGET, 0, 1, 4, 2, embeding_scale=2.0)
+        BlockConfig(**fields, embeding_scale=2.0)
 
 
 @pytest.mark.parametrize(("proposed", "fill_in"), [(None, False), (6, False), (5, True)])
@@ -283,3 +287,17 @@ def test_a_causal_lm_with_two_sets_of_weights_is_refused(tmp_path):
         hf_paradraft.AutoDrafter.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
     hf_paradraft.AutoDrafter.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "options", [{"dtype": "float17"}, {"dtype": "int8"}, {"dtype": 3}, {"device_map": "gpu"}]
+)
+def test_a_dtype_or_device_that_is_none_is_refused(load, tmp_path, options):
+    load("z-lab", attach=False).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"dtype|device"):
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path, **options)
+
+
+def test_heads_of_other_kinds_are_no_options():
+    with pytest.raises(TypeError, match="markov_rank"):
+        hf_paradraft.DFlashDrafter.from_target(TARGET, 31, num_features=2, markov_rank=8)

@@ -114,7 +114,7 @@ class DSparkDrafter(DFlashDrafter):
             )
 
     @classmethod
-    def from_target(  # type: ignore[override]  # heads are arguments here
+    def from_target(
         cls,
         target: PreTrainedModel,
         mask_token_id: int,
@@ -138,7 +138,7 @@ class DSparkDrafter(DFlashDrafter):
         Raises:
             ValueError: options that do not fit the target.
         """
-        drafter = super().from_target(
+        drafter = cls._untrained(
             target,
             mask_token_id,
             num_layers,

@@ -108,8 +108,6 @@ class DFlashDrafter(FeatureDrafter):
         block_size: int = 8,
         num_features: int = 5,
         vocabulary: LongTensor | None = None,
-        fill_in: bool = True,
-        **heads: Any,
     ) -> Self:
         """Make an untrained drafter attached to `target`, whose masks guess their own places.
 
@@ -120,12 +118,25 @@ class DFlashDrafter(FeatureDrafter):
             block_size: rows of a block, which guesses a token less.
             num_features: layers of the target that it reads, spread evenly.
             vocabulary: int64 `(V',)`, the ids that it guesses; default: all.
-            fill_in: False: each row guesses the token after it.
-            heads: further fields of its config.
 
         Raises:
             ValueError: options that do not fit the target.
         """
+        sizes = mask_token_id, num_layers, block_size, num_features
+        return cls._untrained(target, *sizes, vocabulary, fill_in=True)
+
+    @classmethod
+    def _untrained(
+        cls,
+        target: PreTrainedModel,
+        mask_token_id: int,
+        num_layers: int,
+        block_size: int,
+        num_features: int,
+        vocabulary: LongTensor | None,
+        **heads: Any,
+    ) -> Self:
+        """Make an untrained drafter; `heads` are further fields of its config."""
         text, total = target.config.get_text_config(), len(layers_of(target))
         if not 1 <= num_features <= total:
             raise ValueError(
@@ -143,7 +154,6 @@ class DFlashDrafter(FeatureDrafter):
             block_size=block_size,
             mask_token_id=mask_token_id,
             draft_vocab_size=None if vocabulary is None else len(vocabulary),
-            fill_in=fill_in,
             **heads,
         )
         return cls(config, vocabulary).started_beside(target)

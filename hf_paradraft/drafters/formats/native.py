@@ -163,6 +163,8 @@ def brought_layers(
     """
     if (index := _file(name, INDEX, revision, token)) is not None:
         files = read_json(index).get("weight_map") or {}
+        if not isinstance(files, dict) or not all(isinstance(at, str) for at in files.values()):
+            raise ValueError(f"{index} does not say which file holds which tensor.")
     elif (whole := _file(name, WHOLE, revision, token)) is not None:
         files = dict.fromkeys(names_of(whole), WHOLE)
     else:
@@ -174,6 +176,7 @@ def brought_layers(
     for file in sorted({files[tensor] for tensor in wanted}):
         if (path := _file(name, file, revision, token)) is None:
             raise OSError(f"{name} has no {file}, in which its MTP layers are: download it again.")
+        names_of(path)  # a damaged file is refused
         with safe_open(path, framework="pt") as opened:
             tensors |= {
                 tensor: opened.get_tensor(tensor) for tensor in wanted if files[tensor] == file

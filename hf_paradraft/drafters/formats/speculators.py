@@ -44,7 +44,7 @@ def _fill_in(said: Said) -> bool:
 
 
 def _is(said: Said, kind: str) -> bool:
-    return said.config["speculators_model_type"] == kind
+    return said.config.get("speculators_model_type") == kind
 
 
 def _causal(said: Said) -> tuple[str, ...]:

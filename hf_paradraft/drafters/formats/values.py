@@ -71,15 +71,16 @@ def _number(value: Any) -> bool:
 
 
 def _is_dtype(name: str) -> bool:
-    return name == "auto" or isinstance(
-        getattr(torch, name.removeprefix("torch."), None), torch.dtype
-    )
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    return name == "auto" or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
 
 
 FLAG = Rule(lambda value: isinstance(value, bool), "true or false")
 NUMBER = Rule(_number, "a number above 0")
 SHARE = Rule(lambda value: _number(value) and value <= 1, "a number above 0, at most 1")
-DTYPE = Rule(lambda value: isinstance(value, str) and _is_dtype(value), "a number format of torch")
+DTYPE = Rule(
+    lambda value: isinstance(value, str) and _is_dtype(value), "a floating number format of torch"
+)
 ACTIVATION = Rule(
     lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has"
 )
@@ -197,12 +198,12 @@ def check_config(config: Mapping[str, Any], file: Path, inside: str = "") -> Non
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse a text that names no number format.
+    """Refuse anything but the name of a number format, or the format itself.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it is none.
     """
-    if isinstance(dtype, str) and not DTYPE.holds(dtype):
+    if dtype is not None and not isinstance(dtype, torch.dtype) and not DTYPE.holds(dtype):
         raise ValueError(f"dtype is {dtype!r:.50}, and has to be {DTYPE.words}.")
 
 

@@ -184,6 +184,11 @@ class MtpDrafter(FeatureDrafter):
             raise ValueError(NOTHING.format(target.name_or_path))
         if drafter is None:
             drafter = cls(MtpConfig(target=config))
+            if getattr(final_norm(drafter.stack), "bias", None) is not None:
+                raise ValueError(
+                    f"A new MTP layer of {type(target).__name__} could not be saved: its norms "
+                    "have biases, which layouts of MTP layers have no place for."
+                )
             with torch.no_grad():
                 final_norm(drafter.stack).weight.copy_(final_scale(target))
         drafter.vocabulary = vocabulary

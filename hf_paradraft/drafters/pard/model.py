@@ -128,7 +128,7 @@ class PardDrafter(SavedDrafter):
         mask_token_id = read_mask_token_id(config, mask_token_id)
         drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
         load = super(SavedDrafter, drafter_type).from_pretrained
-        loaded = load_whole(load, drafter_type.__name__, folder.path, config, (), kwargs)
+        loaded = load_whole(load, drafter_type.__name__, folder.path, config, kwargs)
         drafter = _prepare(loaded, mask_token_id, str(folder))
         if (
             projection is not None

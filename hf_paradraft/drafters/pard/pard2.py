@@ -134,6 +134,11 @@ class ProjectedFeatures(CausalRows):
             states, projection.weight.to(states), bias
         )
 
+    def nothing(self, size: int) -> Tensor:
+        """Implement `RowModel.nothing`: zeros `(size, hidden)`."""
+        shape = size, len(self.projection.weight)
+        return torch.zeros(shape, device=self.stack.device, dtype=self.stack.dtype)
+
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`: embeddings with the projected features added.
 

@@ -80,7 +80,8 @@ def calibrate(
     tries = torch.zeros(config.num_prompt_tokens)
     lengths = list(samples["length"])
     order = sorted(range(len(samples)), key=lengths.__getitem__)
-    batches = DataLoader(samples, batch_size, sampler=order, collate_fn=collator)
+    own = torch.Generator()  # the caller's seed stays as it is
+    batches = DataLoader(samples, batch_size, sampler=order, collate_fn=collator, generator=own)
     for batch in tqdm(batches, desc="calibrate", leave=False):
         guessed = forward_with_prompts(
             base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device)

@@ -268,7 +268,6 @@ def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:
     if drafts and prompt_embedding(self.model).prompts() is not None:
         drafter = PpdDrafter.from_model(self.model)
         try:
-            drafter.attach(self.model)
             return self.model.generate(*args, **{**kwargs, "assistant_model": drafter})
         except Refused as reason:
             if kwargs.get("streamer") is not None:  # it has been shown the prompt

@@ -135,7 +135,6 @@ def load_whole(
     name: str,
     folder: Path,
     config: PreTrainedConfig,
-    args: tuple,
     kwargs: dict,
 ) -> Any:
     """Load a model with exactly the weights of a folder's safetensors.
@@ -146,7 +145,7 @@ def load_whole(
         load: `from_pretrained` of its class.
         name: the name of that class in transformers.
         folder, config: those of the drafter.
-        args, kwargs: arguments of `load`.
+        kwargs: arguments of `load`.
 
     Raises:
         OSError: weights are missing.
@@ -165,7 +164,6 @@ def load_whole(
         )
     drafter, info = load(
         folder,
-        *args,
         config=config,
         output_loading_info=True,
         **{**kwargs, "use_safetensors": True},

@@ -125,9 +125,15 @@ class UnoDrafter(KeyValueDrafter):
             ValueError: another kind of adapter, or one that changes more than noise.
         """
         cls.check_folder(folder)
+        try:
+            config = LoraConfig.from_pretrained(str(folder))
+        except (AttributeError, RecursionError, TypeError) as error:
+            raise ValueError(
+                f"{folder} has an adapter config that PEFT makes no LoRA of: {error}"
+            ) from None
         saved = folder.record.get("speculation_config")
         drafter = cls(
-            LoraConfig.from_pretrained(str(folder)),
+            config,
             load_file(folder.path / WEIGHTS),
             None if saved is None else SpeculationConfig.from_saved(saved),
         )
