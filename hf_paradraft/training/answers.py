@@ -388,7 +388,7 @@ class Server:
             {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
         ]
         try:
-            choice = client.chat.completions.create(
+            reply = client.chat.completions.create(
                 model=self.model,
                 messages=turns,
                 max_tokens=self.max_new_tokens,
@@ -396,12 +396,21 @@ class Server:
                 seed=self.seed + index,
                 **({"tools": row["tools"]} if "tools" in row else {}),
             ).choices[0]
-            message: dict[str, Any] = choice.message.to_dict()
-            check_depth(message)
+            choice = reply.to_dict(warnings=False)
+            check_depth(choice["message"])
+            message, reason = choice["message"], choice["finish_reason"]
             calls = message.get("tool_calls")
-            text = message.get("content") if calls else message["content"] or ""
+            text = message.get("content") if calls else message["content"]
+            if text is None and not calls:
+                text = ""
             said = {"reasoning_content": thought_of(message), "tool_calls": calls}
             turns_of([{"role": "assistant", "content": text, **said}])
+            if (
+                isinstance(text, list)
+                or not isinstance(calls, list | None)
+                or not isinstance(reason, str | None)
+            ):
+                raise ValueError("content, tool_calls or finish_reason is not the protocol's")
             if not all(isinstance(call["function"]["name"], str) for call in calls or ()):
                 raise ValueError("it calls a tool without a name")
         except BadRequestError as error:  # this prompt's own: it is too long, say
@@ -410,10 +419,19 @@ class Server:
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
                 f"{self.base_url.rstrip('/')}/chat/completions did not answer prompt {index + 1} "
-                f"({type(error).__name__}: {error}). What it has answered is kept: the same call "
-                "goes on."
+                f"({_reason(error)}). What it has answered is kept: the same call goes on."
             ) from error
         # all of its tokens may have gone into thoughts
-        whole = choice.finish_reason in ("stop", "tool_calls") and bool(text or calls)
+        whole = reason in ("stop", "tool_calls") and bool(text or calls)
         more = {name: value for name, value in said.items() if value}
         return answered(row, text, whole, more), True
+
+
+def _reason(error: Exception) -> str:
+    """Describe an error of a request in some words."""
+    from openai import OpenAIError
+
+    text = str(error)
+    if not isinstance(error, OpenAIError | ValueError):  # of a look at its reply
+        text = f"the reply is no completion, {text}"
+    return f"{type(error).__name__}: {text}"

@@ -20,6 +20,7 @@ class OpenAi(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.asked, self.open, self.most_open, self.fails = [], 0, 0, True
+        self.reply, self.headers = None, []  # a status and a body instead of these
         self.lock = threading.Lock()
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
         self.together = threading.Barrier(2)
@@ -55,7 +56,10 @@ class Handler(BaseHTTPRequestHandler):
         status = 404 if "fail" in text and self.server.fails else 400 if "refuse" in text else 200
         with self.server.lock:
             self.server.open -= 1
+            self.server.headers.append({name.lower(): self.headers[name] for name in self.headers})
         content = json.dumps(answer if status == 200 else {"error": "no"}).encode()
+        if self.server.reply is not None:
+            status, content = self.server.reply
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
@@ -238,3 +242,43 @@ def test_an_answer_that_no_training_reads_is_not_kept(message, why, server, tmp_
     with pytest.raises(OSError, match=f"did not answer prompt 1 .*{why}"):
         regenerate(Server(server.url, "big", 7, 1), prompts, output)
     assert not output.exists() or not rows_in(output)
+
+
+def choice(content="x", finish_reason="stop", **more):
+    """A reply with one choice."""
+    reason = {} if finish_reason is ... else {"finish_reason": finish_reason}
+    return {"choices": [{"message": {"role": "assistant", "content": content, **more}, **reason}]}
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (choice(5), "A turn needs"),
+        (choice({"a": 1}), "A turn needs"),
+        (choice([{"type": "text", "text": "a"}]), "is not the protocol's"),
+        (choice(0), "A turn needs"),
+        (choice(None, tool_calls={"a": 1}), "is not the protocol's"),
+        (choice(tool_calls="call"), "is not the protocol's"),
+        (choice(finish_reason=["stop"]), "is not the protocol's"),
+        (choice(finish_reason=...), "is no completion"),
+        (choice(tool_calls=[{"id": "1"}]), "is no completion"),
+        ({"choices": [{"message": "hello", "finish_reason": "stop"}]}, "is no completion"),
+        ({"choices": []}, "is no completion"),
+        ({"error": "boom"}, "is no completion"),
+        ([1], "is no completion"),
+    ],
+)
+def test_answers_that_are_none_of_the_protocols_are_refused(reply, message, server, tmp_path):
+    """They were kept as finished, and an answer without a finish_reason as cut off."""
+    server.reply = 200, json.dumps(reply).encode()
+    prompts, output = written(tmp_path, "one"), tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match=f"did not answer prompt 1.*{message}"):
+        regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    assert rows_in(output) == []
+
+
+def test_an_answer_whose_finish_reason_is_null_is_unfinished(server, tmp_path):
+    server.reply = 200, json.dumps(choice(finish_reason=None)).encode()
+    prompts, output = written(tmp_path, "one"), tmp_path / "out.jsonl"
+    regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    assert [row["finished"] for row in rows_in(output)] == [False]
