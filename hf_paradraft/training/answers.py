@@ -313,6 +313,16 @@ class Server:
     context: None = None
     states: None = None
 
+    def __post_init__(self) -> None:
+        import openai  # an extra, which is missed before files are touched
+
+        self.openai = openai
+        self.api_key = (self.api_key or "").strip()
+        if not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise ValueError("The server's key has characters that no header can have.")
+        if not self.base_url.startswith(("http://", "https://")):
+            raise ValueError(f"The server's address {self.base_url!r} has no http:// or https://.")
+
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return True for any prompt: only the server knows its context."""
         return True
@@ -334,14 +344,15 @@ class Server:
         Raises:
             OSError: the server refuses, or does not answer.
         """
-        from openai import OpenAI  # an extra
-
-        client = OpenAI(
+        client = self.openai.OpenAI(
             base_url=self.base_url,
             api_key=self.api_key or "none",
             timeout=PATIENCE,
             max_retries=RETRIES,
         )
+        # the environment's are for another server
+        client.organization = client.project = None
+        client._custom_headers = {}
         with client, ThreadPoolExecutor(self.batch_size) as pool:
             asked = {
                 pool.submit(self._ask, client, index, row): index
@@ -382,8 +393,6 @@ class Server:
         self, client: OpenAI, index: int, row: Mapping[str, Any]
     ) -> tuple[dict[str, Any], bool]:
         """Ask for one answer: the answered row, and whether the server took the prompt."""
-        from openai import BadRequestError
-
         turns: Any = [
             {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
         ]
@@ -394,6 +403,7 @@ class Server:
                 max_tokens=self.max_new_tokens,
                 temperature=self.temperature,
                 seed=self.seed + index,
+                extra_headers={} if self.api_key else {"Authorization": self.openai.Omit()},
                 **({"tools": row["tools"]} if "tools" in row else {}),
             ).choices[0]
             choice = reply.to_dict(warnings=False)
@@ -413,25 +423,28 @@ class Server:
                 raise ValueError("content, tool_calls or finish_reason is not the protocol's")
             if not all(isinstance(call["function"]["name"], str) for call in calls or ()):
                 raise ValueError("it calls a tool without a name")
-        except BadRequestError as error:  # this prompt's own: it is too long, say
-            logger.warning("%s refuses prompt %d: %s", self.base_url, index + 1, error)
+        except self.openai.BadRequestError as error:  # this prompt's own: it is too long, say
+            logger.warning(
+                "%s refuses prompt %d: %s", self.base_url, index + 1, self._reason(error)
+            )
             return answered(row, "", False), False
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
                 f"{self.base_url.rstrip('/')}/chat/completions did not answer prompt {index + 1} "
-                f"({_reason(error)}). What it has answered is kept: the same call goes on."
+                f"({self._reason(error)}). What it has answered is kept: the same call goes on."
             ) from error
         # all of its tokens may have gone into thoughts
         whole = reason in ("stop", "tool_calls") and bool(text or calls)
         more = {name: value for name, value in said.items() if value}
         return answered(row, text, whole, more), True
 
-
-def _reason(error: Exception) -> str:
-    """Describe an error of a request in some words."""
-    from openai import OpenAIError
-
-    text = str(error)
-    if not isinstance(error, OpenAIError | ValueError):  # of a look at its reply
-        text = f"the reply is no completion, {text}"
-    return f"{type(error).__name__}: {text}"
+    def _reason(self, error: Exception) -> str:
+        """Describe in some words why a request failed."""
+        text, cause = str(error), error.__cause__
+        if isinstance(error, self.openai.APIStatusError):
+            text = f"Error code: {error.status_code} - {error.response.text}"
+        elif isinstance(error, self.openai.APIConnectionError):
+            text = f"{type(cause).__name__}: {cause}"
+        elif not isinstance(error, self.openai.OpenAIError | ValueError):  # of a look at its reply
+            text = f"the reply is no completion, {text}"
+        return f"{type(error).__name__}: {text[:200]}"

@@ -1,6 +1,7 @@
 """`regenerate --base-url`: a server that speaks OpenAI's protocol answers."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -168,7 +169,8 @@ def test_a_server_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda _: None)
     prompts = written(tmp_path, "hello")
     with pytest.raises(
-        OSError, match=r"http://127.0.0.1:9/v1/chat/completions did not answer prompt 1"
+        OSError,
+        match=r"127.0.0.1:9/v1/chat/completions did not answer prompt 1 .*ConnectError: .*refused",
     ):
         regenerate(Server("http://127.0.0.1:9/v1", "big", 7, 1), prompts, tmp_path / "out.jsonl")
 
@@ -282,3 +284,47 @@ def test_an_answer_whose_finish_reason_is_null_is_unfinished(server, tmp_path):
     prompts, output = written(tmp_path, "one"), tmp_path / "out.jsonl"
     regenerate(Server(server.url, "big", 7, 1), prompts, output)
     assert [row["finished"] for row in rows_in(output)] == [False]
+
+
+@pytest.mark.parametrize("key", [None, "secret\n"])
+def test_nothing_of_the_environment_is_sent(key, server, tmp_path, monkeypatch):
+    """An organisation, a project and headers that were meant for another server."""
+    for name in ("ORG_ID", "PROJECT_ID", "ADMIN_KEY", "API_KEY"):
+        monkeypatch.setenv(f"OPENAI_{name}", "private")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Token: private\nAuthorization: private")
+    writer = Server(server.url, "big", 7, 1, api_key=key)
+    regenerate(writer, written(tmp_path, "one"), tmp_path / "out.jsonl")
+    (headers,) = server.headers
+    assert headers.get("authorization") == (key and "Bearer secret")
+    assert "private" not in str(headers)
+
+
+@pytest.mark.parametrize(
+    ("url", "key", "message"),
+    [("localhost:8000/v1", None, "no http://"), ("http://x/v1", "s\nx", "no header can have")],
+)
+def test_addresses_and_keys_that_cannot_be_sent(url, key, message):
+    with pytest.raises(ValueError, match=message):
+        Server(url, "big", 7, 1, api_key=key)
+
+
+@pytest.mark.parametrize("body", [{"detail": "no such model"}, "no such model"])
+def test_the_words_of_a_refusal_are_shown_but_not_all(body, server, tmp_path, caplog):
+    for status in (404, 400):
+        server.reply = status, f"{json.dumps(body)}{'x' * 600}".encode()
+        with pytest.raises(OSError) as raised:  # noqa: PT011
+            regenerate(
+                Server(server.url, "m", 7, 1), written(tmp_path, "one"), tmp_path / f"{status}"
+            )
+        said = str(raised.value) if status == 404 else caplog.text
+        assert "no such model" in said
+        assert "x" * 200 not in said
+
+
+def test_without_the_package_the_finished_file_stays(server, tmp_path, monkeypatch):
+    prompts, output = written(tmp_path, "one"), tmp_path / "out.jsonl"
+    regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ImportError):
+        regenerate(Server(server.url, "big", 7, 1), prompts, output, overwrite=True)
+    assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE"]
