@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 PATIENCE, RETRIES = 600.0, 5  # of a server: seconds for an answer, and further requests for it
+MANY = 8  # prompts: if all of them are refused, that is no fault of theirs
 # of a turn, as the protocol names them
 SENT = (
     "role",
@@ -360,9 +361,9 @@ class Server:
                 if index not in done
             }
             failure: BaseException | None = None
-            # until one is answered: it may be the call that is wrong
+            # until one is answered: it may be the call that is wrong, or the server has changed
             refused: list[tuple[int, dict[str, Any]]] = []
-            answered_one = bool(done)
+            answered_one = not done.isdisjoint(rows) or (bool(done) and len(rows) < MANY)
             try:
                 for future in as_completed(asked):
                     if future.cancelled():

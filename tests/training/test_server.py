@@ -328,3 +328,17 @@ def test_without_the_package_the_finished_file_stays(server, tmp_path, monkeypat
     with pytest.raises(ImportError):
         regenerate(Server(server.url, "big", 7, 1), prompts, output, overwrite=True)
     assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["ONE"]
+
+
+@pytest.mark.parametrize("count", [7, 32])
+def test_a_server_that_takes_no_prompt_any_more_is_said(count, server, tmp_path):
+    """All later prompts were kept as empty answers; but some last ones may all be too long."""
+    texts = ["fine"] * 32 + ["refuse"] * count
+    prompts, output = written(tmp_path, *texts), tmp_path / "out.jsonl"
+    if count == 7:
+        assert regenerate(Server(server.url, "big", 7, 1), prompts, output) == 39
+        return
+    for _ in range(2):  # and again, where answers are there
+        with pytest.raises(OSError, match="refuses every prompt"):
+            regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["FINE"] * 32
