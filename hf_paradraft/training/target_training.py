@@ -58,12 +58,20 @@ class TargetTraining(TrainingOptions):
         None,
         read=True,
     )
-    cache_gb: float = option("Size of that folder in GB, at most.", 50.0, least=0)
+    cache_gb: float | None = option(
+        "Size of that folder in GB, at most; default: 50.", None, least=0
+    )
 
     @property
     def source(self) -> str:
         """Implement `TrainingOptions.source`."""
         return self.target
+
+    def check(self) -> None:
+        """Implement `TrainingOptions.check`."""
+        super().check()
+        if self.cache_gb is not None and self.cache_dir is None:
+            raise ValueError("cache_gb is the size of the folder cache_dir: pass both.")
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -98,7 +106,8 @@ class TargetTraining(TrainingOptions):
         self, inputs: RunInputs, keys: Sequence[FeatureKey], vocabulary: LongTensor | None
     ) -> TargetStates:
         """Make the source of the target's states for the trainer."""
-        return TargetStates(inputs.model, keys, vocabulary, self.cache_dir, self.cache_gb * 1e9)
+        size = {} if self.cache_gb is None else {"max_bytes": self.cache_gb * 1e9}
+        return TargetStates(inputs.model, keys, vocabulary, self.cache_dir, **size)
 
     @property
     def models(self) -> dict[str, str | None]:

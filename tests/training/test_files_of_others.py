@@ -193,6 +193,7 @@ def test_results_do_not_replace_what_no_benchmark_wrote(tmp_path):
     [
         ("lr_scheduler_type", "warmup_stable_decay", "has to be one of linear"),
         ("report_to", "trackio", "needs a package of that name"),
+        ("cache_gb", 5.0, "the size of the folder cache_dir: pass both"),
     ],
 )
 def test_what_a_trainer_would_refuse_late(option, value, message, tmp_path):

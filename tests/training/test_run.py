@@ -228,6 +228,14 @@ def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog
     assert checkpoints(folder / "out") == ["checkpoint-2.former", "checkpoint-6", "checkpoint-9"]
 
 
+def test_a_cache_without_a_size_has_the_usual_one(folder):
+    train_dflash(
+        *(folder / name for name in ("target", "rows.jsonl", "out")),
+        **OPTIONS, **RUNS["dflash"][1], max_steps=1, cache_dir=folder / "cache", cache_gb=None,
+    )  # fmt: skip
+    assert any((folder / "cache").glob("*.safetensors"))
+
+
 def test_a_resumed_run_has_the_shortlist_and_the_seconds_of_a_whole_one(folder, monkeypatch):
     """It was fitted to the last steps before the break, or to none; and the seconds before it were
     forgotten.
