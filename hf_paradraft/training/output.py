@@ -5,6 +5,7 @@ is replaced at once.
 from __future__ import annotations
 
 import filecmp
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -160,7 +161,8 @@ class Checkpoints(TrainerCallback):
     def __init__(
         self, settings: dict[str, Any], arguments: TrainingArguments, resumed: str | None = None
     ):
-        self.settings, self.limit = settings, arguments.save_total_limit
+        self.settings, limit = settings, arguments.save_total_limit or 0
+        self.limit = limit if limit > 0 else None
         mark = Path(resumed or "") / MADE_HERE
         self.begun = time() - (
             float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0
@@ -171,7 +173,7 @@ class Checkpoints(TrainerCallback):
         if not control.should_save or not state.is_world_process_zero:
             return
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if checkpoint.exists():  # a trainer writes into what is there, another kind's files too
+        if os.path.lexists(checkpoint):  # a trainer writes into what is there
             aside = _lay_aside(checkpoint)
             if not _is_ours(aside):
                 logger.warning(
@@ -179,6 +181,8 @@ class Checkpoints(TrainerCallback):
                 )
         checkpoint.mkdir(parents=True, exist_ok=True)
         (checkpoint / MADE_HERE).write_text(str(time() - self.begun))
+
+    on_epoch_end = on_step_end
 
     def on_save(self, args, state, control, **kwargs):
         if not state.is_world_process_zero:
@@ -254,7 +258,7 @@ def _lay_aside(checkpoint: Path) -> Path:
 def _free(folder: Path) -> Path:
     """Find a name for a folder that is not there yet: this one, or with a number after it."""
     names = (folder.name if number == 0 else f"{folder.name}-{number}" for number in count())
-    return next(path for path in map(folder.with_name, names) if not path.exists())
+    return next(path for path in map(folder.with_name, names) if not os.path.lexists(path))
 
 
 def _is_our_card(file: Path) -> bool:

@@ -277,6 +277,8 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
     arguments = TrainingArguments(**{**common, **run.defaults, **passed, **more})
+    if arguments.save_strategy == "best":  # a trainer does not say where it will write
+        raise ValueError("save_strategy is 'best', and has to be steps, epoch or no.")
     tokenizer = open_tokenizer(run.source)
     train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
     eval_set = (

@@ -193,6 +193,7 @@ def test_results_do_not_replace_what_no_benchmark_wrote(tmp_path):
     [
         ("lr_scheduler_type", "warmup_stable_decay", "has to be one of linear"),
         ("report_to", "trackio", "needs a package of that name"),
+        ("save_strategy", "best", "has to be steps, epoch or no"),
         ("cache_gb", 5.0, "the size of the folder cache_dir: pass both"),
     ],
 )

@@ -228,6 +228,45 @@ def test_checkpoints_of_others_are_neither_written_to_nor_removed(folder, caplog
     assert checkpoints(folder / "out") == ["checkpoint-2.former", "checkpoint-6", "checkpoint-9"]
 
 
+@pytest.mark.parametrize(("limit", "kept"), [(0, [2, 4, 6]), (-1, [2, 4, 6]), (1, [6])])
+def test_a_limit_of_none_keeps_all_checkpoints(limit, kept, folder):
+    """As transformers has it: 0 and -1 removed all, the one that was just written too."""
+    train_pard(
+        *(folder / name for name in ("target", "rows.jsonl", "out")),
+        **OPTIONS, mask_token_id=MASK, num_depths=3, max_steps=6, save_total_limit=limit,
+    )  # fmt: skip
+    assert checkpoints(folder / "out") == [f"checkpoint-{step}" for step in kept]
+
+
+def test_a_checkpoint_of_others_stays_where_epochs_are_saved(folder):
+    """The trainer wrote into it, and it counted as the run's own then."""
+    rows = folder / "rows.jsonl"
+    epoch = -(-len(rows.read_text().splitlines()) // OPTIONS["per_device_train_batch_size"])
+    (folder / "out" / f"checkpoint-{epoch}").mkdir(parents=True)
+    (folder / "out" / f"checkpoint-{epoch}" / "notes.txt").write_text("mine")
+    train_pard(
+        folder / "target", rows, folder / "out", overwrite=True, save_strategy="epoch",
+        **OPTIONS, mask_token_id=MASK, num_depths=3, num_train_epochs=3,
+    )  # fmt: skip
+    assert checkpoints(folder / "out") == sorted(
+        [f"checkpoint-{epoch}.former", f"checkpoint-{2 * epoch}", f"checkpoint-{3 * epoch}"]
+    )
+    assert (folder / "out" / f"checkpoint-{epoch}.former" / "notes.txt").read_text() == "mine"
+
+
+def test_a_link_to_nothing_that_has_a_checkpoints_name(folder):
+    (folder / "out").mkdir()
+    for name in ("checkpoint-2", "checkpoint-2.former"):
+        (folder / "out" / name).symlink_to(folder / "nothing")
+    train_pard(
+        *(folder / name for name in ("target", "rows.jsonl", "out")),
+        **OPTIONS, mask_token_id=MASK, num_depths=3, max_steps=2, overwrite=True,
+    )  # fmt: skip
+    assert checkpoints(folder / "out") == [
+        "checkpoint-2", "checkpoint-2.former", "checkpoint-2.former-1",
+    ]  # fmt: skip
+
+
 def test_a_cache_without_a_size_has_the_usual_one(folder):
     train_dflash(
         *(folder / name for name in ("target", "rows.jsonl", "out")),
