@@ -118,7 +118,7 @@ def eagle(parallel):
 def relative(kind, **options):
     """An untrained relative of DFlash whose head has a say."""
     torch.manual_seed(2)
-    drafter = kind.from_target(TARGET, MASK, 1, 4, 2, **options)
+    drafter = kind._untrained(TARGET, MASK, 1, 4, 2, None, fill_in=True, **options)
     for name, parameter in drafter.named_parameters():
         if name.startswith(("selector", "refiner", "injection")):
             torch.nn.init.normal_(parameter, std=0.5)
