@@ -5,7 +5,12 @@ alone.
 import pytest
 import torch
 from tiny import near_copy, tiny_model
-from transformers import AutoModelForCausalLM, Lfm2Config
+from transformers import (
+    AutoModelForCausalLM,
+    Lfm2Config,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
+)
 
 from hf_paradraft.continuous import can_join, continuous_batching
 
@@ -88,3 +93,19 @@ def test_targets_that_take_no_masks_are_not_joined():
                         intermediate_size=32, layer_types=["conv", "full_attention"])  # fmt: skip
     assert not can_join(AutoModelForCausalLM.from_config(config))
     assert can_join(tiny_model())
+
+
+def test_targets_of_several_positions_a_token_are_not_joined():
+    rope = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10000.0}
+    text = {
+        "vocab_size": 32,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rope_parameters": rope,
+    }
+    vision = {"depth": 1, "embed_dim": 16, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}
+    config = Qwen2VLConfig(text_config=text, vision_config=vision)
+    assert not can_join(Qwen2VLForConditionalGeneration(config))

@@ -9,10 +9,12 @@ import torch
 from lossless import assert_lossless
 from published import features_behind, guesses_of_a_call
 from tiny import MASK, VOCAB, make_tokenizer, near_copy, pard_folder, tiny_model
+from transformers import OPTConfig, OPTForCausalLM
 
 import hf_paradraft
 from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.formats.folder import DrafterFolder
+from hf_paradraft.drafters.pard.pard2 import Projection
 from hf_paradraft.integration.publish import describe_kind
 from hf_paradraft.training.target_training import most_frequent
 
@@ -63,6 +65,24 @@ def test_pard2_is_its_formula(tmp_path):
     without = hf_paradraft.PardDrafter.from_pretrained(tmp_path, target_independent=True)
     assert without.needs(TARGET) == ()
     assert (without.draft_logits(ids, num_draft_tokens=3)[0] - expected).abs().max() > 0.05
+
+
+def test_pard2_may_have_embeddings_narrower_than_its_layers():
+    torch.manual_seed(0)
+    config = OPTConfig(
+        vocab_size=32,
+        hidden_size=32,
+        ffn_dim=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        word_embed_proj_dim=16,
+    )
+    model = OPTForCausalLM(config).eval()
+    drafter = hf_paradraft.PardDrafter.from_causal_lm(model, mask_token_id=31)
+    drafter.projection = Projection(0.1 * torch.randn(16, 32), None, 1.0, [-1])
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(4, None, never_slower=False)
+    assert_lossless(TARGET, drafter, torch.tensor([[1, 2, 3, 4, 5]]), max_new_tokens=12)
 
 
 @pytest.mark.parametrize("size", [None, 9])

@@ -347,6 +347,46 @@ def test_short_prompts_are_read_in_one_forward(name, prefix_bytes, monkeypatch):
     assert asked[3][0].known == (8 if prefix_bytes else 0)
 
 
+def test_of_prompts_that_are_read_together_one_fails_alone():
+    """Its id has no embedding; the others are read by themselves."""
+    scheduler = Scheduler(TARGET, NgramDrafter(), max_batch_size=8)
+    prompts = [[3, 4, 5], [7, 999, 9], [1, 2, 6, 6]]
+    asked = [job(prompt) for prompt in prompts]
+    for one, _ in asked:
+        scheduler.submit(one)
+    with torch.no_grad():
+        while scheduler.entering or scheduler.running:
+            scheduler._read()
+            scheduler._decode()
+    first, failed, last = (answer(news) for _, news in asked)
+    assert (first, last) == (alone(prompts[0]), alone(prompts[2]))
+    assert isinstance(failed, IndexError)
+
+
+def test_no_hook_stays_after_prompts_that_could_not_be_read_together(monkeypatch):
+    drafter = DRAFTERS["parallelspec"]
+    drafting = type(drafter.start_drafting(TARGET, 100))
+    observe, left = drafting.observe, [1]
+
+    def fails_once(self, observations):
+        if left:
+            raise torch.OutOfMemoryError(left.pop())
+        return observe(self, observations)
+
+    monkeypatch.setattr(drafting, "observe", fails_once)
+    scheduler = Scheduler(TARGET, drafter, max_batch_size=8)
+    prompts = [[3, 4, 5], [7, 8]]
+    asked = [job(prompt) for prompt in prompts]
+    for one, _ in asked:
+        scheduler.submit(one)
+    with torch.no_grad():
+        while scheduler.entering or scheduler.running:
+            scheduler._read()
+            scheduler._decode()
+    assert [answer(news) for _, news in asked] == [alone(prompt) for prompt in prompts]
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in TARGET.modules())
+
+
 def test_a_beginning_that_cannot_be_kept_fails_nobody(monkeypatch):
     """There is no memory for it, say, just when there is none."""
     scheduler = Scheduler(TARGET, DRAFTERS["pard"], prefix_bytes=1 << 20)
