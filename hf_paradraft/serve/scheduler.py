@@ -229,11 +229,10 @@ class Scheduler:
             if not goes_on:
                 self.entering.remove(job)
                 longest = max(one.rest for one in (*self.ready, job))
-                most = self.shared * (1 if self.running else 2)
-                if (len(self.ready) + 1) * longest > most:
+                if (len(self.ready) + 1) * longest > self.shared:
                     self._join()
                 self.ready.append(job)
-                if len(self.ready) * longest >= most:
+                if len(self.ready) * longest >= self.shared:
                     self._join()
         self._join()
 
