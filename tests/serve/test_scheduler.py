@@ -45,6 +45,16 @@ def answer(news):
             return tokens
 
 
+@torch.no_grad()
+def answer_all(scheduler, asked):
+    """Let a scheduler without a thread of its own answer requests that came at once."""
+    for one, _ in asked:
+        scheduler.submit(one)
+    while scheduler.entering or scheduler.running:
+        scheduler._read()
+        scheduler._decode()
+
+
 def alone(ids, seed=None, **options):
     """What `generate` writes behind a prompt."""
     options = {
@@ -352,12 +362,7 @@ def test_of_prompts_that_are_read_together_one_fails_alone():
     scheduler = Scheduler(TARGET, NgramDrafter(), max_batch_size=8)
     prompts = [[3, 4, 5], [7, 999, 9], [1, 2, 6, 6]]
     asked = [job(prompt) for prompt in prompts]
-    for one, _ in asked:
-        scheduler.submit(one)
-    with torch.no_grad():
-        while scheduler.entering or scheduler.running:
-            scheduler._read()
-            scheduler._decode()
+    answer_all(scheduler, asked)
     first, failed, last = (answer(news) for _, news in asked)
     assert (first, last) == (alone(prompts[0]), alone(prompts[2]))
     assert isinstance(failed, IndexError)
@@ -377,12 +382,7 @@ def test_no_hook_stays_after_prompts_that_could_not_be_read_together(monkeypatch
     scheduler = Scheduler(TARGET, drafter, max_batch_size=8)
     prompts = [[3, 4, 5], [7, 8]]
     asked = [job(prompt) for prompt in prompts]
-    for one, _ in asked:
-        scheduler.submit(one)
-    with torch.no_grad():
-        while scheduler.entering or scheduler.running:
-            scheduler._read()
-            scheduler._decode()
+    answer_all(scheduler, asked)
     assert [answer(news) for _, news in asked] == [alone(prompt) for prompt in prompts]
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in TARGET.modules())
 
