@@ -353,7 +353,9 @@ def make_verifier(
         if "position_ids" in per_token
         else mask.long().sum(1) - 1
     )
-    attention = TreeAttention(windows, mask, positions.expand(batch_size), model.dtype)
+    attention = TreeAttention(
+        windows, mask, positions.expand(batch_size), model.dtype, input_ids.device
+    )
     ragged = RaggedCache(cache, batch_size, held)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
     return Verifier(

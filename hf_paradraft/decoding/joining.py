@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -271,11 +272,13 @@ def join_masks(attention: TreeAttention, other: TreeAttention) -> None:
     """Append the rows of another `TreeAttention`."""
     masks = attention.prompt_mask, other.prompt_mask
     width = max(mask.shape[1] for mask in masks)
-    attention.prompt_mask = torch.cat(
-        [pad(mask, (0, width - mask.shape[1]), value=True) for mask in masks]
+    attention.prompt_mask = numpy.concatenate(
+        [
+            numpy.pad(mask, ((0, 0), (0, width - mask.shape[1])), constant_values=True)
+            for mask in masks
+        ]
     )
-    attention.offsets = torch.cat([attention.offsets, other.offsets])
-    attention.look()
+    attention.offsets = numpy.concatenate([attention.offsets, other.offsets])
 
 
 def select_masks(attention: TreeAttention, rows: list[int]) -> int:
@@ -287,5 +290,4 @@ def select_masks(attention: TreeAttention, rows: list[int]) -> int:
     seen = attention.prompt_mask[rows]
     count = int((seen.any(0).cumsum(0) == 0).sum())
     attention.prompt_mask, attention.offsets = seen[:, count:], attention.offsets[rows] + count
-    attention.look()
     return count

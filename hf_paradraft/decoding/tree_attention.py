@@ -4,12 +4,14 @@ that every row of a forward sees.
 
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 
 import numpy
 import torch
+from numpy import ndarray
 from torch import BoolTensor, LongTensor, Tensor
 from transformers import DynamicCache, DynamicLayer, PreTrainedModel
 
@@ -109,7 +111,7 @@ def additive(seen: BoolTensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+def tree_shape(parents: Sequence[int], size: int) -> tuple[ndarray, ndarray]:
     """Compute which rows of one tree see each other, and their depths.
 
     Args:
@@ -121,8 +123,8 @@ def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.
     Returns:
         Bool `(size, size)`, each node's own and its ancestors' columns, and depths int64 `(size,)`.
     """
-    sees: numpy.ndarray = numpy.eye(size, dtype=bool)
-    depths: numpy.ndarray = numpy.zeros(size, dtype=numpy.int64)
+    sees: ndarray = numpy.eye(size, dtype=bool)
+    depths: ndarray = numpy.zeros(size, dtype=numpy.int64)
     for row, parent in enumerate(parents, 1):
         sees[row] |= sees[parent + 1]
         depths[row] = depths[parent + 1] + 1
@@ -132,12 +134,14 @@ def tree_shape(parents: Sequence[int], size: int) -> tuple[numpy.ndarray, numpy.
 class TreeAttention:
     """Masks and positions for forwards over a ragged cache.
 
+    They are computed on the host and sent in one piece: a device would start a kernel for each of
+    the small operations.
+
     Args:
         windows: the windows from `attention_windows`.
-        prompt_mask: bool or int `(B, n)`, true for the prompts' visible tokens, on the target's
-            device.
+        prompt_mask: bool or int `(B, n)`, true for the prompts' visible tokens.
         positions: int64 `(B,)`, the positions of the prompts' last tokens.
-        dtype: the additive mask's dtype.
+        dtype, device: those of the masks.
     """
 
     def __init__(
@@ -146,19 +150,25 @@ class TreeAttention:
         prompt_mask: Tensor,
         positions: LongTensor,
         dtype: torch.dtype,
+        device: torch.device,
     ):
-        self.windows, self.prompt_mask, self.dtype = windows, prompt_mask.bool(), dtype
-        self.offsets = (positions - (prompt_mask.shape[1] - 1))[:, None]
-        self.look()
+        self.windows, self.dtype, self.device = windows, dtype, device
+        self.prompt_mask = prompt_mask.bool().numpy(force=True)
+        self.offsets = (positions.numpy(force=True) - (prompt_mask.shape[1] - 1))[:, None]
 
-    def look(self) -> None:
-        """Note whether any row needs a mask at all."""
-        whole = set(self.windows.values()) == {None} and bool(self.prompt_mask.all())
-        # one sequence that sees everything: no mask is needed
-        self.sees_all = whole and len(self.offsets) == 1
+    @property
+    def sees_all(self) -> bool:
+        """Whether one sequence sees all of its tokens, so that it needs no mask."""
+        whole = len(self.offsets) == 1 and set(self.windows.values()) == {None}
+        return whole and bool(self.prompt_mask.all())
 
     def inputs(
-        self, lengths: list[int], sees: BoolTensor, depths: LongTensor, num_slots: int | None = None
+        self,
+        lengths: list[int],
+        sees: ndarray,
+        depths: ndarray,
+        num_slots: int | None = None,
+        last: ndarray | int = sys.maxsize,
     ) -> tuple[Tensor | dict[str, Tensor] | None, LongTensor]:
         """Make mask and positions for M new rows after the longest row's end.
 
@@ -170,32 +180,37 @@ class TreeAttention:
                 last.
             depths: int64 `(B, C)`, the distance of each of these from its row's end.
             num_slots: the width of a static cache.
+            last: the greatest position that a row may have, where the model has no more, `(B, M)`
+                or fewer axes; rows that are not read may be put there.
 
         Returns:
             An additive mask `(B, 1, M, slots)`, or a dict of them by kind where layers differ, or
             None for one row that sees everything; and positions int64 `(B, M)`.
         """
-        end, (_, size, columns), device = max(lengths), sees.shape, self.prompt_mask.device
-        if self.sees_all and size == 1 and num_slots is None and bool(sees.all()):
-            return None, depths[:, -1:].to(device) + lengths[0] + self.offsets
-        slots = torch.arange(num_slots or end + columns, device=device)
-        ends = torch.tensor(lengths, device=device)[:, None]
-        visible = (slots < ends)[:, None].repeat(1, size, 1)
+        end, (_, size, columns) = max(lengths), sees.shape
+        ends = numpy.array(lengths)[:, None]
+        stands = ends + depths
+        query_positions = stands[:, columns - size :]
+        possible = numpy.minimum(query_positions + self.offsets, last).clip(0)
+        positions = torch.from_numpy(possible).to(self.device)
+        if size == 1 and num_slots is None and sees.all() and self.sees_all:
+            return None, positions
+        slots = numpy.arange(num_slots or end + columns)
+        known = slots < ends
         # the slots of a longer row that has left are gone
         prompt = min(self.prompt_mask.shape[1], len(slots))
-        visible[:, :, :prompt] &= self.prompt_mask[:, None, :prompt]
-        visible[:, :, end : end + columns] = sees.to(device)
-        stands = ends + depths.to(device)
-        query_positions = stands[:, columns - size :]
+        known[:, :prompt] &= self.prompt_mask[:, :prompt]
+        visible = known[:, None].repeat(size, axis=1)
+        visible[:, :, end : end + columns] = sees
         masks = {}
         for kind, window in self.windows.items():
             seen = visible
             if window is not None:
-                slot_positions = slots.repeat(len(lengths), 1)
+                slot_positions = slots[None].repeat(len(lengths), axis=0)
                 slot_positions[:, end : end + columns] = stands
                 seen = visible & (slot_positions[:, None] > query_positions[:, :, None] - window)
-            masks[kind] = additive(seen, self.dtype)[:, None]
-        return masks.popitem()[1] if len(masks) == 1 else masks, query_positions + self.offsets
+            masks[kind] = additive(torch.from_numpy(seen).to(self.device), self.dtype)[:, None]
+        return masks.popitem()[1] if len(masks) == 1 else masks, positions
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy
@@ -254,14 +255,14 @@ class Verifier:
             )
         if self.states is not None and (size > 1 or 0 in counts):
             self.states.copy()
-        sees, depths = (torch.from_numpy(numpy.stack(part)) for part in zip(*shapes, strict=True))
+        last = numpy.full((len(counts), size), (self.num_positions or sys.maxsize) - 1)
+        # a prefix may go beyond, as in plain decoding
+        for row, (ended, count) in enumerate(zip(self.ended, counts, strict=True)):
+            last[row, : 0 if ended else count] = sys.maxsize
+        sees, depths = map(numpy.stack, zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(
-            self.cache.lengths, sees, depths, self.cache.num_slots
+            self.cache.lengths, sees, depths, self.cache.num_slots, last
         )
-        # only rows that are not read are clamped: a prefix may go beyond, as in plain decoding
-        if self.num_positions is not None:
-            for row, (ended, count) in enumerate(zip(self.ended, counts, strict=True)):
-                positions[row, 0 if ended else count :].clamp_(max=self.num_positions - 1)
         if self.extra is None:
             self.extra = self.model.prepare_inputs_for_generation(
                 ids,

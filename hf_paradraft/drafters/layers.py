@@ -5,6 +5,7 @@ reads features.
 from __future__ import annotations
 
 import copy
+import sys
 from typing import Any
 
 import torch
@@ -195,14 +196,11 @@ def describe_layers(
     return described
 
 
-def last_position(stack: PreTrainedModel) -> int | None:
-    """Find the last position of a stack that has a table of positions.
-
-    None: positions turn, and have no end.
-    """
+def last_position(stack: PreTrainedModel) -> int:
+    """Find the last position of a stack; positions that turn have no end."""
     turns = any(name.endswith("rotary_emb") for name, _ in stack.named_modules())
     size = getattr(stack.config.get_text_config(), "max_position_embeddings", None)
-    return None if turns or size is None else size - 1
+    return sys.maxsize if turns or size is None else size - 1
 
 
 def run(
@@ -254,8 +252,8 @@ class StackMasks(TreeAttention):
         dtype: torch.dtype,
         device: torch.device,
     ):
-        nothing = torch.ones((len(offsets), 0), dtype=torch.bool, device=device)
-        super().__init__(windows, nothing, torch.tensor(offsets, device=device) - 1, dtype)
+        nothing = torch.ones((len(offsets), 0), device="cpu")
+        super().__init__(windows, nothing, torch.tensor(offsets, device="cpu") - 1, dtype, device)
 
 
 def final_norm(decoder: nn.Module) -> nn.Module:

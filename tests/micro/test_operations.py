@@ -71,15 +71,13 @@ def tree_masks(sizes: Sizes) -> Callable[[], object]:
         prompts,
         torch.full((sizes.batch,), sizes.context - 2),
         torch.float32,
+        torch.device("cpu"),
     )
     draft = best_first_tree(torch.randn(sizes.K, 256), sizes.N)
 
     def run() -> object:
         sees, depths = tree_shape(draft.parents, sizes.N + 1)
-        every = (
-            torch.from_numpy(numpy.stack([sees] * sizes.batch)),
-            torch.from_numpy(numpy.stack([depths] * sizes.batch)),
-        )
+        every = numpy.stack([sees] * sizes.batch), numpy.stack([depths] * sizes.batch)
         return attention.inputs([sizes.context] * sizes.batch, *every)
 
     return run

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy
 import torch
+from numpy import ndarray
 from torch import LongTensor, Tensor, nn
 from transformers import Cache, PreTrainedModel, Qwen3Config
 
@@ -239,12 +241,12 @@ class DFlashDrafter(FeatureDrafter):
         make_room(cache, size)
         ids = torch.full((len(anchors), size), self.config.mask_token_id, device=self.device)
         ids[:, 0] = anchors.to(self.device)
-        depths = torch.arange(size, device="cpu").expand(len(anchors), -1)
-        everything = torch.ones((len(anchors), size, size), dtype=torch.bool, device="cpu")
+        depths = numpy.arange(size)[None].repeat(len(anchors), axis=0)
+        everything: ndarray = numpy.ones((len(anchors), size, size), dtype=bool)
         by_kind: dict[str, Tensor] = {}
         mask: Any
         for kind, attention in masks.items():
-            sees = everything.tril() if kind in self.config.causal else everything
+            sees = numpy.tril(everything) if kind in self.config.causal else everything
             mask, positions = attention.inputs(lengths, sees, depths, cache.num_slots)
             if self.config.window_from_anchor and (window := self.windows[kind]) is not None:
                 begins = torch.tensor(lengths, device=self.device)[:, None] - window

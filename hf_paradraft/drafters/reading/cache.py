@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy
 import torch
-from torch import BoolTensor, LongTensor, Tensor
+from numpy import ndarray
+from torch import LongTensor, Tensor
 from torch.utils._pytree import tree_map_only
 from transformers import Cache, DynamicCache, PreTrainedModel, StaticLayer
 from transformers.utils import logging
@@ -96,7 +98,7 @@ def guesses_of(
     ]
 
 
-def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]:
+def ragged_rows(padding: ndarray, size: int) -> tuple[ndarray, ndarray]:
     """Make the mask and depths of texts' new tokens and of the masks after them.
 
     Each row sees its text up to itself; padding sees only itself.
@@ -109,11 +111,9 @@ def ragged_rows(padding: LongTensor, size: int) -> tuple[BoolTensor, LongTensor]
         The rows that each row sees, bool `(B, M, M)`, and their depths, int64 `(B, M)`, as
         `TreeAttention` takes them.
     """
-    depths = torch.arange(size, device=padding.device) - padding
-    itself = torch.eye(size, dtype=torch.bool, device=padding.device)
-    return (
-        (depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])
-    ) | itself, depths.clamp(min=0)
+    depths = numpy.arange(size) - padding
+    before = (depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])
+    return before | numpy.eye(size, dtype=bool), depths.clip(0)
 
 
 def newer_halves(

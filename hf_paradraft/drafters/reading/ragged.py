@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 
 import numpy
 import torch
-from torch import BoolTensor, LongTensor, Tensor
+from numpy import ndarray
+from torch import LongTensor, Tensor
 
 from ...decoding.cache import RaggedCache
 from ...decoding.joining import (
@@ -52,7 +53,7 @@ class Nodes:
 
     def add(
         self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]], least: int = 0
-    ) -> tuple[BoolTensor, LongTensor]:
+    ) -> tuple[ndarray, ndarray]:
         """Take more nodes, as `Extend` gets them, padded to `least`.
 
         Returns:
@@ -61,8 +62,8 @@ class Nodes:
         """
         size = max(least, *map(len, tokens))
         columns = self.columns + size
-        sees: numpy.ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
-        depths: numpy.ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
+        sees: ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
+        depths: ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
         sees[:, range(size), range(self.columns, columns)] = (
             True  # padding sees itself: no empty softmax
         )
@@ -75,7 +76,7 @@ class Nodes:
             for node in nodes:
                 depths[row, node.columns[-1]] = len(node.columns) - 1
         self.columns = columns
-        return torch.from_numpy(sees), torch.from_numpy(depths)
+        return sees, depths
 
     def path(self, row: int, tokens: Sequence[int]) -> list[int]:
         """Find the columns of the nodes that `tokens`, in a row after the text, have become."""

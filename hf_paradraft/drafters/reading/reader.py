@@ -9,8 +9,10 @@ state.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
+import numpy
 import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
@@ -200,7 +202,7 @@ class Reader(RaggedDrafting):
         model, attention, longest = self.model, self.masks["all"], max(map(len, new))
         compiled = longest <= self.compiled_width and self.cache.end > 0
         longest = self.compiled_width if compiled else longest
-        padding = torch.tensor([longest - len(ids) for ids in new], device="cpu")[:, None]
+        padding = numpy.array([[longest - len(ids)] for ids in new])
         ids = torch.stack([pad(row, (longest - len(row), 0)) for row in new])
         fused = torch.stack(
             [
@@ -214,18 +216,17 @@ class Reader(RaggedDrafting):
             inputs, count = torch.cat([inputs, masks], dim=1), 1 + masks.shape[1]
         size = inputs.shape[1]
         make_room(self.cache, size)
-        mask, positions = attention.inputs(
-            self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots
-        )
         # Unread rows, masks beyond a row's own room and padding, stay where the model may have a
         # position.
         lasts = [
-            length + len(read) - 1 + max(0, room - 1)
+            [length + len(read) - 1 + max(0, room - 1)]
             for length, read, room in zip(self.cache.lengths, new, rooms, strict=True)
         ]
-        positions = positions.minimum(positions.new_tensor(lasts)[:, None] + attention.offsets)
         # a text that is longer than a table is read along
-        positions = positions.clamp(0, self.last_position)
+        last = numpy.minimum(numpy.array(lasts) + attention.offsets, self.last_position)
+        mask, positions = attention.inputs(
+            self.cache.lengths, *ragged_rows(padding, size), self.cache.num_slots, last
+        )
         forward = compiled_method(model.forward_rows, compiled)
         logits, states = forward(inputs, mask, positions, self.cache.cache, max(1, count))
         self.cache.keep([list(range(longest - len(read), longest)) for read in new], size)
@@ -256,10 +257,13 @@ class Reader(RaggedDrafting):
         size = sees.shape[1]
         ids, before = self.laid_out(tokens, parents, size, states)
         mask, positions = self.masks["all"].inputs(
-            self.cache.lengths, sees, depths, self.cache.num_slots
+            self.cache.lengths,
+            sees,
+            depths,
+            self.cache.num_slots,
+            # padding may stand deeper than any node
+            (self.model.context or sys.maxsize) - 1,
         )
-        if self.model.context is not None:  # padding may stand deeper than any node
-            positions = positions.clamp(max=self.model.context - 1)
         forward = compiled_method(self.model.forward_rows, size == self.width)
         logits, made = forward(
             self.model.text(ids, before), mask, positions, self.cache.cache, size

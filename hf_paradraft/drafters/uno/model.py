@@ -12,7 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
+import numpy
 import torch
+from numpy import ndarray
 from peft import LoraConfig
 from peft.utils import SAFETENSORS_WEIGHTS_NAME as WEIGHTS
 from safetensors.torch import load_file
@@ -54,14 +56,20 @@ class UnoDrafting(ContextDrafting):
         positions = ends + torch.arange(count, device=network.device)
         ids = noise_at(positions, network.config.get_text_config().vocab_size)
         ids[:, 0] = newest
-        sees = torch.ones((rows, count, count), dtype=torch.bool, device="cpu").tril()
-        depths = torch.arange(count, device="cpu").expand(rows, -1)
-        mask, positions = self.masks["rows"].inputs(cache.lengths, sees, depths, cache.num_slots)
+        sees: ndarray = numpy.tril(numpy.ones((rows, count, count), dtype=bool))
+        depths = numpy.arange(count)[None].repeat(rows, axis=0)
+        mask, positions = self.masks["rows"].inputs(
+            cache.lengths,
+            sees,
+            depths,
+            cache.num_slots,
+            # noise beyond a text's own room, which is not read, may have no position of its own
+            self.model.last_position,
+        )
         logits = network(
             input_ids=ids,
             attention_mask=mask,
-            # noise beyond a text's own room, which is not read, may have no position of its own
-            position_ids=positions.clamp(0, self.model.last_position),
+            position_ids=positions,
             use_cache=True,
             **with_cache(network, cache.cache),
         ).logits
@@ -81,7 +89,7 @@ class UnoDrafter(KeyValueDrafter):
 
     Attributes:
         network: a target's weights with the adapter; None without a target.
-        last_position: the last position of a target that has a table of them, else None.
+        last_position: the last position of the target.
     """
 
     kind = "uno"
@@ -92,7 +100,7 @@ class UnoDrafter(KeyValueDrafter):
     is_adapter = True
     fits = "transformers with hf_paradraft and PEFT, SGLang"
     drafts_by = UnoDrafting
-    last_position: int | None
+    last_position: int
 
     def __init__(
         self,
