@@ -22,7 +22,7 @@ from .errors import FAILED, Refusal
 from .grammar import Grammar, json_grammar
 from .metrics import Metrics, speculation
 from .requests import Ask, ChatRequest, CompletionRequest
-from .scheduler import Job, News, QueueFull, Scheduler, Stopped
+from .scheduler import Job, News, Scheduler
 from .text import Writer
 from .tools import ToolForm, ToolReader
 
@@ -176,12 +176,7 @@ class Answer:
         self.news: asyncio.Queue[News] = asyncio.Queue()
         self.loop = asyncio.get_running_loop()
         job.tell = self._tell
-        try:
-            service.scheduler.submit(job)
-        except QueueFull as error:
-            raise Refusal(429, str(error), "queue_full", headers={"Retry-After": "1"}) from error
-        except Stopped as error:
-            raise Refusal(503, str(error), "server_stopping") from error
+        service.scheduler.submit(job)
 
     async def begin(self) -> None:
         """Wait for the first tokens, so that an error before them has its own HTTP status.
@@ -251,10 +246,10 @@ class Answer:
             with suppress(TimeoutError):
                 news = await asyncio.wait_for(self.news.get(), min(POLL, left))
                 break
+        if isinstance(news.error, Refusal):
+            raise news.error
         if isinstance(news.error, ValueError):
             raise Refusal(400, str(news.error))
-        if isinstance(news.error, Stopped):
-            raise Refusal(503, str(news.error), "server_stopping")
         if news.error is not None:
             raise Refusal(500, FAILED)
         if news.tokens and not self.writer.count:

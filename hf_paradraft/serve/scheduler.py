@@ -26,6 +26,7 @@ from ..decoding.loop import step
 from ..drafters.ngram import NgramDrafter
 from ..names import decodes
 from ..protocol import Drafter, SpeculationStats
+from .errors import Refusal
 from .grammar import Forced, Grammar
 from .prefixes import PrefixCache, reads_in_pieces
 
@@ -33,16 +34,16 @@ logger = logging.get_logger(__name__)
 PATIENCE = 2.0  # seconds without a request before a lesson
 GOODBYE = 5.0  # seconds that a round may take when the server ends
 PIECE = 256  # tokens of a prompt that are read at once, while other requests wait
-STOPPED = "The server is stopping: ask again when it is back."
 SHARE = 0.25  # seconds in which prompts are read between two rounds
 
 
-class QueueFull(Exception):
-    """An error: too many requests wait."""
-
-
-class Stopped(Exception):
+class Stopped(Refusal):
     """An error: the server ends before the request does."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            503, "The server is stopping: ask again when it is back.", "server_stopping"
+        )
 
 
 @dataclass
@@ -153,16 +154,18 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            QueueFull: too many requests wait already.
-            Stopped: the scheduler has been stopped.
+            Refusal: too many requests wait already, or the scheduler has been stopped.
         """
         with self.changed:
             if self.stopping:
-                raise Stopped(STOPPED)
-            jobs = *self.entering, *self.ready, *self.running
-            if len(jobs) >= self.places + self.max_queue:
-                raise QueueFull(
-                    f"{self.max_queue} requests are waiting already: try again in a moment."
+                raise Stopped
+            count = len(self.entering) + len(self.ready) + len(self.running)
+            if count >= self.places + self.max_queue:
+                raise Refusal(
+                    429,
+                    f"{self.max_queue} requests are waiting already: try again in a moment.",
+                    "queue_full",
+                    headers={"Retry-After": "1"},
                 )
             job.since = self.num_read
             self.entering.append(job)
@@ -190,11 +193,11 @@ class Scheduler:
                     self._has_work, None if self.lesson is None else PATIENCE
                 )
             if self.stopping:
-                stopped = Stopped(STOPPED)
+                stopped = Stopped()
                 self._lose(stopped)
                 self._fail(self.entering, stopped)
                 return
-            if not called and self.lesson is not None and self.lesson(self._has_work):
+            if not called and self.lesson(self._has_work):
                 self.prefixes.texts.clear()  # they were read by the drafter's old weights
             self._drop_cancelled()
             self._read()
@@ -208,7 +211,7 @@ class Scheduler:
             self.entering.remove(job)
             self._close(job)
         for job in self.running:
-            if job.cancelled and job.call is not None:
+            if job.cancelled:
                 job.call.sequences[0].finished = True
         self._leave()
 
@@ -426,6 +429,6 @@ class Scheduler:
 
     def _say(self, job: Job, error: Exception) -> None:
         """Send the error that ended a request."""
-        if not isinstance(error, ValueError | Stopped):
+        if not isinstance(error, ValueError | Refusal):
             logger.error("A request failed.", exc_info=error)
         job.tell(News(error=error))

@@ -13,7 +13,8 @@ from tiny import EOS, SHARED, near_copy, tiny_model
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from hf_paradraft import AutoregressiveDrafter, NgramDrafter, ParallelSpecDrafter, SpeculationConfig
-from hf_paradraft.serve.scheduler import Job, QueueFull, Scheduler, Stopped
+from hf_paradraft.serve.errors import Refusal
+from hf_paradraft.serve.scheduler import Job, Scheduler, Stopped
 
 TARGET = tiny_model()
 DRAFTERS = {
@@ -232,7 +233,7 @@ def test_a_full_queue_says_so():
     scheduler = Scheduler(TARGET, None, max_batch_size=1, max_queue=2)
     for _ in range(1 + 2):  # a place, and the queue
         scheduler.submit(job([5])[0])
-    with pytest.raises(QueueFull, match="2 requests are waiting already"):
+    with pytest.raises(Refusal, match="2 requests are waiting already"):
         scheduler.submit(job([5])[0])
 
 
