@@ -1,4 +1,4 @@
-"""Errors in OpenAI's form, and the refusal of too large bodies before they are read."""
+"""Errors in OpenAI's form, and the refusal of wrong keys and too large bodies."""
 
 import secrets
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 LARGEST = 4 << 20  # bytes of a body
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
 FAILED = "The request failed; the server's log says why."
 
 
@@ -51,7 +52,7 @@ class Refusal(HTTPException):
 class Door:
     """An ASGI middleware that refuses requests without the key, and bodies too large.
 
-    Both are refused before the body is read; a body without a length, once it is too large.
+    The key is looked at before the body is read; a body is refused once it is too large.
 
     Args:
         app: the app that gets all other requests.
@@ -61,43 +62,40 @@ class Door:
     def __init__(self, app: ASGIApp, api_key: str | None = None):
         self.app, self.api_key = app, api_key
 
+    def _lets_in(self, scope: Scope) -> bool:
+        if self.api_key is None or scope["path"] == "/health":
+            return True
+        scheme, _, sent = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
+        right = secrets.compare_digest(sent.strip(), self.api_key.encode())
+        return right and scheme.lower() == b"bearer"
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Implement ASGI."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers, read = dict(scope["headers"]), 0
-        scheme, _, sent = headers.get(b"authorization", b"").partition(b" ")
-        right = (
-            secrets.compare_digest(sent.strip(), (self.api_key or "").encode())
-            and scheme.lower() == b"bearer"
-        )
-        length = headers.get(b"content-length", b"0")
-        if self.api_key is not None and not right and scope["path"] != "/health":
-            await NO_KEY.response()(scope, receive, send)
+        if not self._lets_in(scope):
+            refusal = Refusal(
+                401,
+                "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
+                "invalid_api_key",
+                headers=CLOSE,
+            )
+            await refusal.response()(scope, receive, send)
             return
-        if not length.isdigit() or int(length) > LARGEST:
-            await TOO_LARGE.response()(scope, receive, send)
-            return
+        read = 0
 
         async def counted() -> Message:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
             if read > LARGEST:
-                raise TOO_LARGE
+                raise Refusal(
+                    413,
+                    f"The body is larger than {LARGEST >> 20} MiB.",
+                    "body_too_large",
+                    headers=CLOSE,
+                )
             return message
 
         await self.app(scope, counted, send)
-
-
-CLOSE = {"Connection": "close"}  # the rest of the body is not read
-NO_KEY = Refusal(
-    401,
-    "The API key is missing or wrong: send it as 'Authorization: Bearer KEY'.",
-    "invalid_api_key",
-    headers=CLOSE,
-)
-TOO_LARGE = Refusal(
-    413, f"The body is larger than {LARGEST >> 20} MiB.", "body_too_large", headers=CLOSE
-)
