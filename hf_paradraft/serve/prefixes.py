@@ -97,10 +97,12 @@ class PrefixCache:
 
     def would_help(self, prompt: list[int], others: list[list[int]]) -> bool:
         """Tell whether most unread tokens of a prompt would be known after others are read."""
+        if not others or not self.limit:
+            return False
         ids = numpy.array(prompt)
         known = max((text.known(ids) for text in self.texts), default=0)
-        shared = max((num_common(ids, numpy.array(other)) for other in others), default=0)
-        return self.limit > 0 and shared - known > (len(ids) - known) // 2
+        most = (known + len(prompt)) // 2 + 1  # tokens that are shared then, at least
+        return any(other[:most] == prompt[:most] for other in others)
 
     def keep(self, batch: Batch, number: int) -> None:
         """Keep one of a batch's sequences as it is now, instead of its own beginnings."""

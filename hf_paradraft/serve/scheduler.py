@@ -31,10 +31,10 @@ from .grammar import Forced, Grammar
 from .prefixes import PrefixCache, reads_in_pieces
 
 logger = logging.get_logger(__name__)
-PATIENCE = 2.0  # seconds without a request before a lesson
-GOODBYE = 5.0  # seconds that a round may take when the server ends
+IDLE_SECONDS = 2.0  # seconds without a request before a lesson
+LAST_ROUND_SECONDS = 5.0  # seconds that a round may take when the server ends
 PIECE = 256  # tokens of a prompt that are read at once, while other requests wait
-SHARE = 0.25  # seconds in which prompts are read between two rounds
+READ_SECONDS = 0.25  # seconds in which prompts are read between two rounds
 
 
 class Stopped(Refusal):
@@ -77,6 +77,7 @@ class Job:
         cancelled: whether it has been cancelled; set from any thread.
         since: the number of prompts' tokens that had been read when it was submitted.
         known: the number of its prompt's first tokens that need not be read.
+        alone: whether its prompt is read by itself, since reading it with others has failed.
         batch: the batch of its own call, from the first piece of its prompt until it joins others.
         call: its call of `generate`, from the first piece of its prompt to its end.
         told: the number of its tokens that `tell` has got, the prompt's included.
@@ -94,6 +95,7 @@ class Job:
     cancelled: bool = False
     since: int = 0
     known: int = 0
+    alone: bool = False
     batch: Batch | None = None
     call: Call | None = None
     told: int = 0
@@ -183,14 +185,14 @@ class Scheduler:
             self.stopping = True
             self.changed.notify()
         if self.thread.is_alive():
-            self.thread.join(GOODBYE)
+            self.thread.join(LAST_ROUND_SECONDS)
 
     @torch.no_grad()
     def _run(self) -> None:
         while True:
             with self.changed:
                 called = self.changed.wait_for(
-                    self._has_work, None if self.lesson is None else PATIENCE
+                    self._has_work, None if self.lesson is None else IDLE_SECONDS
                 )
             if self.stopping:
                 stopped = Stopped()
@@ -222,7 +224,7 @@ class Scheduler:
         are read in one forward.
         """
         begun = monotonic()
-        while (job := self._next()) is not None and monotonic() - begun <= SHARE:
+        while (job := self._next()) is not None and monotonic() - begun <= READ_SECONDS:
             try:
                 goes_on = self._read_piece(job)
             except Exception as error:  # the others go on
@@ -231,12 +233,7 @@ class Scheduler:
                 continue
             if not goes_on:
                 self.entering.remove(job)
-                longest = max(one.rest for one in (*self.ready, job))
-                if (len(self.ready) + 1) * longest > self.shared:
-                    self._join()
-                self.ready.append(job)
-                if len(self.ready) * longest >= self.shared:
-                    self._join()
+                self._make_ready(job)
         self._join()
 
     def _next(self) -> Job | None:
@@ -245,13 +242,12 @@ class Scheduler:
         It is None if there is no place. A request waits for at most as many tokens of later
         prompts as its own prompt has.
         """
-        entering, begun = list(self.entering), sum(job.batch is not None for job in self.entering)
-        those = [job for job in entering if begun < self.places or job.batch is not None]
-        return min(
-            those if len(self.running) + len(self.ready) < self.places else [],
-            key=lambda job: job.since + job.rest,
-            default=None,
-        )
+        if len(self.running) + len(self.ready) >= self.places:
+            return None
+        entering = list(self.entering)
+        begun = [job for job in entering if job.batch is not None]
+        able = entering if len(begun) < self.places else begun
+        return min(able, key=lambda job: job.since + job.rest, default=None)
 
     def _read_piece(self, job: Job) -> bool:
         """Read a piece of a request's prompt, and tell whether it was not the last one."""
@@ -264,47 +260,42 @@ class Scheduler:
         self.num_read += rest - (job.rest if goes_on else 0)
         return goes_on
 
+    def _make_ready(self, job: Job) -> None:
+        """Put a request among those that are read next; read them where they fill a forward."""
+        longest = max(one.rest for one in (*self.ready, job))
+        if job.alone or (len(self.ready) + 1) * longest > self.shared:
+            self._join()
+        self.ready.append(job)
+        if job.alone or len(self.ready) * longest >= self.shared:
+            self._join()
+
     def _join(self) -> None:
         """Read the last pieces of prompts, and join these requests to the batch."""
         jobs, self.ready = self.ready, []
         if not jobs:
             return
         batch = jobs[0].batch
-        if len(jobs) > 1:
-            try:
-                batch = read_together([job.batch for job in jobs])
-            except Exception:  # one of them may be the cause: each is read by itself
-                self._join_alone(jobs)
-                return
         try:
             if len(jobs) == 1:
                 step(batch)
-            for job in jobs:
-                job.batch = batch
-                self._keep(job)
-                self._tell(job)
+            else:
+                batch = read_together([job.batch for job in jobs])
             self.batch = together(self.batch, batch) if self.places > 1 else batch
-        except Exception as error:  # the others go on
-            self._fail(jobs, error)
+        except Exception as error:
+            if len(jobs) == 1:
+                self._fail(jobs, error)
+                return
+            for job in jobs:  # one of them may be the cause: they begin anew, each by itself
+                self._close(job)
+                job.alone = True
+            self.entering += jobs
             return
         for job in jobs:
             job.batch = None
+            self._keep(job)
+            self._tell(job)
         self.running += jobs
         self._leave()
-
-    def _join_alone(self, jobs: list[Job]) -> None:
-        """Let requests begin anew, and join the others one after the other."""
-        for job in jobs:
-            self._close(job)
-            try:
-                self._open(job)
-                while job.batch.read_piece():
-                    pass
-            except Exception as error:
-                self._fail([job], error)
-                continue
-            self.ready = [job]
-            self._join()
 
     def _keep(self, job: Job) -> None:
         """Keep the read part of a request's text for later requests.
@@ -314,7 +305,7 @@ class Scheduler:
         if job.call.error is not None or (self.drafter is not None and not job.drafts):
             return
         try:
-            self.prefixes.keep(job.batch or self.batch, job.call.sequences[0].place)
+            self.prefixes.keep(self.batch, job.call.sequences[0].place)
         except Exception:  # there is no memory for it, say
             logger.exception("Nothing is kept of what was read.")
             self.prefixes.texts.clear()

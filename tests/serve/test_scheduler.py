@@ -250,7 +250,7 @@ def test_what_is_predicted_is_copied(serving):
 
 
 def test_lessons_are_given_when_nobody_waits_and_end_when_somebody_does(serving, monkeypatch):
-    monkeypatch.setattr("hf_paradraft.serve.scheduler.PATIENCE", 0.05)
+    monkeypatch.setattr("hf_paradraft.serve.scheduler.IDLE_SECONDS", 0.05)
     heard, told, lessons = [], [], Queue()
     drafter = near_copy(TARGET, 0.2)
     drafter.listener = lambda ids, prompt: told.append((ids.tolist(), prompt))
@@ -339,7 +339,7 @@ def test_nobody_waits_for_more_tokens_than_its_own_prompt_has():
 @pytest.mark.parametrize("name", ["pard", "parallelspec", "none"])
 def test_short_prompts_are_read_in_one_forward(name, prefix_bytes, monkeypatch):
     """All but the one that begins as another does, which waits for what is then known."""
-    monkeypatch.setattr("hf_paradraft.serve.scheduler.SHARE", 60)
+    monkeypatch.setattr("hf_paradraft.serve.scheduler.READ_SECONDS", 60)
     scheduler = Scheduler(TARGET, DRAFTERS[name], max_batch_size=4, prefix_bytes=prefix_bytes)
     prompts = [[3, 5, 7], [4] * 9, [6, 2, 8, 8, 1], [4] * 9 + [5]]
     asked = [job(prompt) for prompt in prompts]
