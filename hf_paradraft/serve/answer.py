@@ -26,7 +26,7 @@ from .scheduler import Job, News, Scheduler
 from .text import Writer
 from .tools import ToolForm, ToolReader
 
-MOST_NEW = 4096  # tokens of an answer whose request sets no limit
+DEFAULT_NEW_TOKENS = 4096  # tokens of an answer whose request sets no limit
 # options of a generation config that a request's own fields replace
 ONE_TEXT = {
     "num_return_sequences": 1,
@@ -35,7 +35,7 @@ ONE_TEXT = {
     "max_time": None,
     "use_cache": True,
 }
-POLL = 0.2  # seconds between two looks at whether a client is still there
+CLIENT_SECONDS = 0.2  # seconds between two looks at whether a client is still there
 
 
 @dataclass
@@ -57,11 +57,10 @@ class Service:
     seconds: float = 600.0
 
     @cached_property
-    def context(self) -> int | None:
-        """The most tokens of prompt and answer; None: any number."""
-        return getattr(
-            self.scheduler.target.config.get_text_config(), "max_position_embeddings", None
-        )
+    def context(self) -> int:
+        """The most tokens of prompt and answer."""
+        text = self.scheduler.target.config.get_text_config()
+        return getattr(text, "max_position_embeddings", None) or maxsize
 
     @cached_property
     def stops(self) -> list[str]:
@@ -94,9 +93,7 @@ class Service:
         param = "tools" if ask.wants_tools else "response_format"
         try:
             grammar = (
-                self.tool_form.grammar(ask)
-                if ask.wants_tools
-                else json_grammar(ask.answer_schema or {})
+                self.tool_form.grammar(ask) if ask.wants_tools else json_grammar(ask.answer_schema)
             )
             return Grammar(self.grammar_tokenizer, grammar)
         except ValueError as error:
@@ -108,29 +105,29 @@ class Service:
         Raises:
             Refusal: a part cannot be encoded, or the prompt is too long.
         """
-        context = self.context or maxsize
         param = "messages" if isinstance(ask, ChatRequest) else "prompt"
-        too_long = (
-            f"The prompt is longer than the model's context of {self.context} tokens: shorten it."
+        too_long = Refusal(
+            400,
+            f"The prompt is longer than the model's context of {self.context} tokens: shorten it.",
+            "context_length_exceeded",
+            param,
         )
         try:
-            if (
-                len(ask.model_dump_json(include={"messages", "prompt", "tools"}))
-                > context * self.longest_token
-            ):
-                raise Refusal(400, too_long, "context_length_exceeded", param)
+            text = ask.model_dump_json(include={"messages", "prompt", "tools"})
+            if len(text) > self.context * self.longest_token:
+                raise too_long
             job = Job(
                 ask.ids(self.tokenizer),
                 ask.options(),
                 seed=ask.seed,
                 drafts=ask.speculation.enabled,
             )
-            if (room := context - len(job.ids)) < 1:
-                raise Refusal(400, too_long, "context_length_exceeded", param)
+            if (room := self.context - len(job.ids)) < 1:
+                raise too_long
             if ask.prediction is not None:
                 param = "prediction"
                 # an answer is no longer
-                job.prediction = ask.prediction.ids(self.tokenizer)[:context]
+                job.prediction = ask.prediction.ids(self.tokenizer)[: self.context]
         except (TypeError, ValueError) as error:  # a lone surrogate raises either
             raise Refusal(400, str(error), param=param) from error
         rows = self.scheduler.target.get_input_embeddings().weight.shape[0]
@@ -140,7 +137,7 @@ class Service:
             )
         job.options |= {
             **ONE_TEXT,
-            "max_new_tokens": min(ask.limit or MOST_NEW, room),
+            "max_new_tokens": min(ask.limit or DEFAULT_NEW_TOKENS, room),
             "pad_token_id": self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0,
         }
         return job
@@ -239,12 +236,12 @@ class Answer:
                     f"The request took longer than {self.service.seconds:.0f} seconds.",
                     "timeout",
                 )
-            if now - self.looked > POLL:
+            if now - self.looked > CLIENT_SECONDS:
                 self.looked = now
                 if await self.connection.is_disconnected():
                     raise Refusal(499, "The client has gone.", "client_closed_request")
             with suppress(TimeoutError):
-                news = await asyncio.wait_for(self.news.get(), min(POLL, left))
+                news = await asyncio.wait_for(self.news.get(), min(CLIENT_SECONDS, left))
                 break
         if isinstance(news.error, Refusal):
             raise news.error

@@ -32,9 +32,9 @@ from .metrics import Metrics
 from .requests import ChatRequest, CompletionRequest
 
 logger = logging.get_logger(__name__)
-KINDS = "str", "int"  # of fields that take several, in pydantic's error places
-FAREWELL = 2  # seconds to send an error to interrupted requests
-SHOWN = 80  # characters of a client's own words in an error
+TYPES = "str", "int"  # of fields that take several, in pydantic's error places
+SHUTDOWN_GRACE = 2  # seconds to send an error to interrupted requests
+ECHO_LENGTH = 80  # characters of a client's own words in an error
 
 
 async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> AsyncGenerator[str]:
@@ -204,15 +204,15 @@ def make_app(service: Service) -> FastAPI:
                 400, "The body has to be a JSON object, sent as application/json."
             ).response()
         inner = takewhile(
-            lambda part: part.replace("_", "").isalnum() and part not in KINDS, place[1:]
+            lambda part: part.replace("_", "").isalnum() and part not in TYPES, place[1:]
         )
-        param = ".".join([place[0], *inner])[:SHOWN]
+        param = ".".join([place[0], *inner])[:ECHO_LENGTH]
         message = (
             "it is not served here"
             if worst["type"] == "extra_forbidden"
             else worst["msg"].removeprefix("Value error, ")
         )
-        return Refusal(400, f"{param}: {message[: SHOWN * 2]}", param=param).response()
+        return Refusal(400, f"{param}: {message[: ECHO_LENGTH * 2]}", param=param).response()
 
     @app.exception_handler(RecursionError)
     async def too_deep(connection: Request, error: RecursionError) -> Response:
@@ -254,7 +254,7 @@ def run(service: Service, host: str, port: int, grace: int) -> None:
     gc.freeze()
     server = Server(
         uvicorn.Config(
-            app, host, port, log_level="warning", timeout_graceful_shutdown=grace + FAREWELL
+            app, host, port, log_level="warning", timeout_graceful_shutdown=grace + SHUTDOWN_GRACE
         )
     )
     server.last_call = Timer(grace, service.scheduler.stop)

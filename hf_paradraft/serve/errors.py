@@ -8,7 +8,7 @@ from fastapi import HTTPException
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-LARGEST = 4 << 20  # bytes of a body
+MAX_BODY_BYTES = 4 << 20
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
 FAILED = "The request failed; the server's log says why."
 
@@ -89,10 +89,10 @@ class Door:
             nonlocal read
             message = await receive()
             read += len(message.get("body", b""))
-            if read > LARGEST:
+            if read > MAX_BODY_BYTES:
                 raise Refusal(
                     413,
-                    f"The body is larger than {LARGEST >> 20} MiB.",
+                    f"The body is larger than {MAX_BODY_BYTES >> 20} MiB.",
                     "body_too_large",
                     headers=CLOSE,
                 )

@@ -17,8 +17,8 @@ from ..copies import PromptLookup
 from ..copies.lookup import Copy
 from ..protocol import Prefix
 
-SECONDS = 5  # that a grammar may take to be parsed
-READ = (
+PARSE_SECONDS = 5  # that a grammar may take
+VALIDATE = (
     "import sys; from llguidance import LLMatcher; LLMatcher.validate_grammar(sys.stdin.read(), "
     "None)"
 )
@@ -54,16 +54,16 @@ def check_ends(grammar: str) -> None:
     """
     try:
         subprocess.run(
-            [sys.executable, "-P", "-X", "utf8", "-c", READ],
+            [sys.executable, "-P", "-X", "utf8", "-c", VALIDATE],
             input=grammar,
             encoding="utf-8",
             check=True,
-            timeout=SECONDS,
+            timeout=PARSE_SECONDS,
             stderr=subprocess.DEVNULL,
         )
     except subprocess.SubprocessError as error:
         raise ValueError(
-            f"the schema cannot be followed: it is not understood within {SECONDS} seconds."
+            f"the schema cannot be followed: it is not understood within {PARSE_SECONDS} seconds."
         ) from error
 
 

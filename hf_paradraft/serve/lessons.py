@@ -13,7 +13,7 @@ from ..training.follow import FollowTarget
 from ..training.output import replace_model
 
 logger = logging.get_logger(__name__)
-LEAST = 32  # the fewest new texts since the last lesson
+NEW_TEXTS = 32  # new texts since the last lesson, at least
 
 
 class Lessons:
@@ -56,7 +56,7 @@ class Lessons:
             interrupted: the function that tells whether a request waits: the lesson then ends, and
                 is given later.
         """
-        if self.follow.num_texts - self.learned < LEAST:
+        if self.follow.num_texts - self.learned < NEW_TEXTS:
             return False
         before, self.learned = self.learned, self.follow.num_texts
         try:

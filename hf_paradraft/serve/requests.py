@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..chat import encode_chat_prompt, whole_characters
 
-LEAST = 1e-3  # a temperature below it overflows logits
+MIN_TEMPERATURE = 1e-3  # a lower one overflows logits
 Kind = TypeVar("Kind")
 Many = Annotated[list[Kind], Field(fail_fast=True)]  # only the first wrong item is reported
 
@@ -50,8 +50,7 @@ def _present(part: Any) -> Any:
 class Strict(BaseModel):
     """A base class of bodies that refuses unknown fields.
 
-    A null is as if not sent, and so is [] or {} for a field of `PARTS` or an unknown one; fields of
-    `KEPT` are kept.
+    A null is as if not sent, and so is [] or {} for a field of `PARTS` or an unknown one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -65,14 +64,12 @@ class Strict(BaseModel):
         sent = {
             name: value
             for name, value in fields.items()
-            if name in KEPT
-            or not (value is None or (value in ([], {}) and name not in known - PARTS))
+            if value is not None and (value not in ([], {}) or name in known - PARTS)
         }
         unknown = next((name for name in sent if name not in known), None)  # one is reported
         return {name: sent[name] for name in sent if name in known or name == unknown}
 
 
-KEPT = ("messages", "prompt")  # empty ones are an error of their own
 PARTS = {  # fields that may be empty
     "stop", "stream_options", "speculation", "prediction", "metadata", "response_format", "tools",
     "tool_calls",
@@ -201,8 +198,8 @@ class Ask(Strict):
     @field_validator("temperature")
     @classmethod
     def _sane(cls, temperature: float | None) -> float | None:
-        if temperature and temperature < LEAST:
-            raise ValueError(f"a temperature is 0, which is greedy, or at least {LEAST}")
+        if temperature and temperature < MIN_TEMPERATURE:
+            raise ValueError(f"a temperature is 0, which is greedy, or at least {MIN_TEMPERATURE}")
         return temperature
 
     @property

@@ -7,7 +7,7 @@ import torch
 from tiny import make_tokenizer, tiny_model
 
 from hf_paradraft import AutoDrafter, Eagle3Drafter, NgramDrafter, set_drafter
-from hf_paradraft.serve.lessons import LEAST, Lessons
+from hf_paradraft.serve.lessons import NEW_TEXTS, Lessons
 
 
 def pair():
@@ -32,7 +32,7 @@ def test_what_was_learned_is_saved_and_used(tmp_path, capsys):
     target, drafter = pair()
     lessons = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught")
     lessons.follow.learning_rate = 5e-3
-    write_texts(target, drafter, LEAST - 1)
+    write_texts(target, drafter, NEW_TEXTS - 1)
     lessons(lambda: False)
     assert not lessons.follow.lessons  # too few
     write_texts(target, drafter, 1)
@@ -57,7 +57,7 @@ def test_a_lesson_is_given_up_when_somebody_waits_and_given_later(patience, tmp_
     target, drafter = pair()
     lessons, asked = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught"), []
     lessons.follow.learning_rate = 5e-3
-    write_texts(target, drafter, LEAST)
+    write_texts(target, drafter, NEW_TEXTS)
     before = {name: tensor.clone() for name, tensor in drafter.state_dict().items()}
     assert not lessons(lambda: asked.append(True) or len(asked) == patience)
     assert len(asked) == patience
@@ -71,7 +71,7 @@ def test_a_lesson_that_fails_stops_nothing(tmp_path, monkeypatch, caplog):
     lessons = Lessons(target, drafter, make_tokenizer(), tmp_path / "taught")
     before = drafter.state_dict()
     before = {name: tensor.clone() for name, tensor in before.items()}
-    write_texts(target, drafter, LEAST)
+    write_texts(target, drafter, NEW_TEXTS)
     monkeypatch.setattr(type(lessons.follow), "learn", lambda *args, **kwargs: 1 / 0)
     lessons(lambda: False)
     assert not (tmp_path / "taught").exists()

@@ -265,7 +265,7 @@ def test_calls_are_read_as_they_come(name):
     ],
 )  # fmt: skip
 def test_what_cannot_be_kept_to_is_refused(client, wrong, param, message, monkeypatch):
-    monkeypatch.setattr("hf_paradraft.serve.grammar.SECONDS", 1)
+    monkeypatch.setattr("hf_paradraft.serve.grammar.PARSE_SECONDS", 1)
     with pytest.raises(openai.BadRequestError) as error:
         client.chat.completions.create(**{**ASKED, **wrong})
     assert error.value.param == param
