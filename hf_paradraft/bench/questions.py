@@ -146,11 +146,9 @@ def ask(
     return prompts
 
 
-def random_prompts(
-    vocab_size: int, count: int = 8, length: int = 48, seed: int = 0
-) -> list[Prompt]:
+def random_prompts(vocab_size: int, count: int = 8, length: int = 48) -> list[Prompt]:
     """Make prompts of random tokens, which are text of no kind."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return [
         Prompt("random tokens", torch.randint(vocab_size, (1, length), generator=generator))
         for _ in range(count)

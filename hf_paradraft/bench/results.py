@@ -6,11 +6,11 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import zip_longest
 from pathlib import Path
-from statistics import mean, median, quantiles
+from statistics import mean, median
 from typing import Any
 
+import numpy
 import torch
 import transformers
 from rich.console import Console
@@ -21,10 +21,10 @@ from ..decoding.latency import measure as measure_latency
 from ..decoding.tree_attention import attention_windows
 from ..files import other_settings, read_json, write_json, write_whole
 from ..hardware import device_name
-from ..protocol import Drafter
+from ..protocol import Drafter, SpeculationStats
 from ..report.tables import table
 from ..training.target import fingerprint
-from .measure import Measurement, Settings, bench, check_equality
+from .measure import OF_STATISTICS, Measurement, Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
 
@@ -88,9 +88,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "speedup": mean(by_category.values()),
-        "speedup_quartiles": quantiles(every, n=4, method="inclusive")
-        if len(every) > 1
-        else every * 3,
+        "speedup_quartiles": numpy.quantile(every, (0.25, 0.5, 0.75)).tolist(),
         "tau": tau,
         "tau_drafted": tau - 1,
         "matches_reference": _share([entry.same for entry in mine]),
@@ -99,9 +97,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "tau_by_category": {
             category: _tau([entry for entry, _ in pairs]) for category, pairs in categories.items()
         },
-        "peak_bytes": max(
-            (entry.peak_bytes for entry in mine if entry.peak_bytes is not None), default=None
-        ),
+        "peak_bytes": max(entry.peak_bytes or 0 for entry in mine) or None,
     }
     if mine[0].draft_seconds is not None:
         made |= _inside(mine)
@@ -125,25 +121,14 @@ def _inside(mine: list[Measurement]) -> dict[str, Any]:
 
     Acceptance and shares are of our own rounds.
     """
-
-    def added(name: str) -> list[int]:
-        return [
-            sum(column)
-            for column in zip_longest(*(getattr(entry, name) for entry in mine), fillvalue=0)
-        ]
-
+    total = SpeculationStats()
+    for entry in mine:
+        total += SpeculationStats(**{name: getattr(entry, name) for name in OF_STATISTICS})
     whole = sum(entry.seconds[-1] for entry in mine)
-    draft = sum(entry.draft_seconds for entry in mine)
-    verify = sum(entry.verify_seconds for entry in mine)
+    draft, verify = total.draft_seconds / whole, total.verify_seconds / whole
     return {
-        "acceptance_by_position": [
-            hit / tried for tried, hit in zip(added("attempts"), added("successes"), strict=True)
-        ],
-        "time_split": {
-            "draft": draft / whole,
-            "verify": verify / whole,
-            "engine": 1 - (draft + verify) / whole,
-        },
+        "acceptance_by_position": total.acceptance_by_position,
+        "time_split": {"draft": draft, "verify": verify, "engine": 1 - draft - verify},
     }
 
 
