@@ -94,12 +94,10 @@ class DrafterThread:
         self.inference = torch.is_inference_mode_enabled()
         kind = device.type
         self.autocast = kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)
-        self.shares = (
-            device.type == "cpu" and drafter_device is not None and drafter_device.type == "cpu"
-        )
+        drafter_kind = None if drafter_device is None else drafter_device.type
+        self.shares = kind == drafter_kind == "cpu"
         self.threads = torch.get_num_threads()
-        on_gpu = drafter_device is not None and drafter_device.type == "cuda"
-        self.stream = torch.cuda.Stream(drafter_device) if on_gpu else None
+        self.stream = torch.cuda.Stream(drafter_device) if drafter_kind == "cuda" else None
         self.begun = self.ended = 0.0
 
     def _work(self, job: Callable[[], Any]) -> Any:

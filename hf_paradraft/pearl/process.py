@@ -26,8 +26,8 @@ from ..protocol import Drafter, Drafting, GuessedTokens, Observation, Prefix, Sp
 from .loop import device_of
 from .worker import serve
 
-NAME = "paradraft-drafter"
-PATIENCE = 10.0  # seconds until a process that does not end by itself is ended
+PROCESS_NAME = "paradraft-drafter"
+END_SECONDS = 10.0  # seconds until a process that does not end by itself is ended
 
 
 def end(connection: Connection, process: BaseProcess) -> None:
@@ -35,7 +35,7 @@ def end(connection: Connection, process: BaseProcess) -> None:
     with suppress(OSError):
         connection.send(None)
     connection.close()
-    process.join(PATIENCE)
+    process.join(END_SECONDS)
     if process.is_alive():
         process.kill()
         process.join()
@@ -101,9 +101,9 @@ class ProcessDrafter(Drafter):
             context = get_context("spawn")
             connection, other = context.Pipe()
             # others keep to the last cores
-            alone = all(child.name != NAME for child in active_children())
+            alone = all(child.name != PROCESS_NAME for child in active_children())
             process = context.Process(
-                target=serve, args=(other, self.threads, alone), name=NAME, daemon=True
+                target=serve, args=(other, self.threads, alone), name=PROCESS_NAME, daemon=True
             )
             process.start()
             other.close()
@@ -151,7 +151,7 @@ class ProcessDrafter(Drafter):
                 self.connection.send((ended, call, method, arguments))
                 answer = self.connection.recv()
             except (EOFError, OSError) as error:
-                process.join(PATIENCE)
+                process.join(END_SECONDS)
                 self.close()
                 raise RuntimeError(
                     f"The drafter's process ended, exit code {process.exitcode}: the next call "

@@ -22,15 +22,13 @@ from ..protocol import Drafter
 Seconds = Callable[[NDArray], NDArray]
 
 DECAY = 0.98  # of a round's weight with each later round
-SEEN = 8  # windows that were judged before their size follows measurements
-LOOK = 64  # of them, between two that are as long as they may be
-NEARLY = (
-    0.98  # of the best promise is enough for a larger window, which needs a lucky guess less often
-)
-BLOCK = 16  # rounds that go one way, at least
-# of a round's weight, where the two ways are compared: tokens of single rounds differ much
-SLOWLY = 0.998
-SHARE = 0.25  # of the seconds are spent overlapped while it is not known whether that is faster
+MIN_WINDOWS = 8  # windows that are judged before their size follows measurements
+PROBE_EVERY = 64  # judged windows between two that are as long as they may be
+# share of the best rate at which a larger window is taken, which needs a lucky guess less often
+NEARLY_BEST = 0.98
+MIN_ROUNDS = 16  # rounds that go one way, at least
+WAY_DECAY = 0.998  # slower, where the two ways are compared: tokens of single rounds differ much
+OVERLAP_SHARE = 0.25  # of the seconds, while it is not known whether overlapping is faster
 
 
 def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
@@ -154,7 +152,7 @@ class OverlapSchedule:
         self.tried, self.accepted = numpy.zeros(most), numpy.zeros(most)
         self.judged, self.drafts_first = 0, False
         self.ways = {True: Way(), False: Way()}
-        self.overlaps, self.left, self.fresh = True, BLOCK, True
+        self.overlaps, self.left, self.fresh = True, MIN_ROUNDS, True
 
     @property
     def right(self) -> NDArray:
@@ -177,12 +175,14 @@ class OverlapSchedule:
 
         Two at least: of a window of one nothing is verified, and nothing would be learned any more.
         """
-        if self.judged < SEEN or self.judged % LOOK == 0:
+        if self.judged < MIN_WINDOWS or self.judged % PROBE_EVERY == 0:
             return self.most
         ways = [overlapped_rates(self.right, self.draft, self.verify, way) for way in (False, True)]
         self.drafts_first = bool(ways[1].max() > ways[0].max())
         rates = ways[self.drafts_first]
-        return max(min(2, self.most), int(numpy.nonzero(rates >= NEARLY * rates.max())[0][-1]) + 1)
+        return max(
+            min(2, self.most), int(numpy.nonzero(rates >= NEARLY_BEST * rates.max())[0][-1]) + 1
+        )
 
     def turn(self) -> bool:
         """Decide whether the next call drafts while verifying.
@@ -198,9 +198,11 @@ class OverlapSchedule:
             spent = {way: seen.sums[2] for way, seen in self.ways.items()}
             sure = abs(overlapped - plain) > hypot(error, other)
             overlaps = (
-                overlapped > plain if sure else bool(spent[True] < SHARE * sum(spent.values()))
+                overlapped > plain
+                if sure
+                else bool(spent[True] < OVERLAP_SHARE * sum(spent.values()))
             )
-            self.overlaps, self.left = overlaps, BLOCK
+            self.overlaps, self.left = overlaps, MIN_ROUNDS
         self.fresh = True
         return self.overlaps
 
@@ -218,7 +220,7 @@ class OverlapSchedule:
         self.tried *= DECAY
         self.accepted *= DECAY
         for way in self.ways.values():
-            way.sums *= SLOWLY
+            way.sums *= WAY_DECAY
         if not self.fresh:
             self.ways[overlapped].observe(tokens, seconds)
         self.fresh = False

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import brentq
 
-from hf_paradraft.pearl.schedule import SEEN, Line, OverlapSchedule, overlapped_rates
+from hf_paradraft.pearl.schedule import MIN_WINDOWS, Line, OverlapSchedule, overlapped_rates
 
 
 def plain_rates(right, draft, verify):
@@ -63,7 +63,7 @@ def test_rates_of_a_perfect_drafter():
 @pytest.mark.parametrize(("drafting", "first"), [(0.02, True), (0.3, True), (1.5, False)])
 def test_drafting_first_pays_where_drafts_are_cheap(drafting, first):
     window, generator = OverlapSchedule(6), numpy.random.default_rng(0)
-    window.judged = SEEN
+    window.judged = MIN_WINDOWS
     for _ in range(60):
         window.draft.observe(6, drafting)
         window.verify.observe(6, 1.0)
@@ -94,7 +94,7 @@ def test_the_window_is_the_ratio_of_speeds():
     """
     window = OverlapSchedule(12)
     assert window.size() == 12  # nothing is known
-    window.judged = SEEN
+    window.judged = MIN_WINDOWS
     for _ in range(60):
         for size in (3, 6, 9):
             window.draft.observe(size, 0.02 * size)
@@ -124,7 +124,7 @@ def test_a_window_grows_again_where_the_text_gets_easier():
                 if not hit:
                     break
             window.observe_round(True, 1.0, 0.1)
-        window.judged = SEEN
+        window.judged = MIN_WINDOWS
         measured[right] = window.size()
     assert measured[0.15] == 2
     assert measured[0.97] >= 6
