@@ -21,7 +21,7 @@ from ..chat import Detokeniser, check_room, encode_question, sampling, stopping
 from ..protocol import Drafter, RoundStreamer
 from ..report.tables import table
 
-STEPS = 8  # of rounding: errors add up over layers
+ROUNDING_STEPS = 8  # steps of rounding that may add up over layers
 
 
 class ColourStreamer(RoundStreamer):
@@ -80,7 +80,7 @@ def explain(
     step = max(abs(best), abs(second)) * torch.finfo(target.dtype).eps
     clause = f"from token {index + 1} on, where the two best logits are {best - second:.3g} apart"
     dtype = str(target.dtype).removeprefix("torch.")
-    if best - second <= STEPS * step:
+    if best - second <= ROUNDING_STEPS * step:
         return (
             f"{clause}: a near-tie, which rounding to {dtype} (steps of {step:.2g}) decided. In "
             "float32 they are equal"
@@ -90,7 +90,7 @@ def explain(
     )
 
 
-PATIENCE = 15.0  # seconds for the plain answer that is compared with
+MAX_SECONDS = 15.0  # for the plain answer that is compared with
 
 
 def stream_one(
@@ -128,14 +128,14 @@ def stream_one(
         return new, len(new) / (perf_counter() - started)
 
     fast, fast_rate = timed(assistant_model=drafter, streamer=ColourStreamer(tokenizer, console))
-    slow, slow_rate = timed(max_time=PATIENCE)  # its beginning, where it takes longer
+    slow, slow_rate = timed(max_time=MAX_SECONDS)  # its beginning, where it takes longer
     console.rule()
     console.print(str(drafter.last_stats))
     verdict = "identical to its output"
     if fast[: len(slow)] != slow:
         verdict = f"other than its output {explain(target, ids, slow, fast)}"
     elif len(slow) < len(fast):
-        verdict = f"identical to its first {len(slow)} tokens, which took {PATIENCE:.0f} seconds"
+        verdict = f"identical to its first {len(slow)} tokens, which took {MAX_SECONDS:.0f} seconds"
     console.print(f"{fast_rate / slow_rate:.2f}× plain generate, and {verdict}\n")
     return slow_rate
 
@@ -156,7 +156,7 @@ def by_turns(questions: Sequence[Question]) -> list[Question]:
     ]
 
 
-COSTS = 5  # the time of one prompt by all methods of the demo, in plain answers
+DEMO_COST = 5  # the time of one prompt by all methods of the demo, in plain answers
 
 
 def compare_within(
@@ -189,7 +189,7 @@ def compare_within(
         and getattr(target.config, "quantization_config", None) is None
     )
     share = 0.5 if second_pass else 0.9  # of the time is for what is timed
-    most = max(16, int(share * seconds * plain_rate / (3 * COSTS)))
+    most = max(16, int(share * seconds * plain_rate / (3 * DEMO_COST)))
     settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most), warm_up=0)
     asked = [0.0]
 
