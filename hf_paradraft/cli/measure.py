@@ -34,6 +34,8 @@ from .options import (
 )
 
 app = typer.Typer()
+# what `markdown` writes
+TABLES = re.compile(r"(\n|Batch \d+, .*:\n|\| method \| tokens/s \|.*\n(\|.*\n)*)*")
 
 Questions = Annotated[
     list[str] | None,
@@ -107,13 +109,7 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
 
 def _is_of_bench(file: Path) -> bool:
     """Tell whether a file is empty, or one that a benchmark wrote: records, or their tables."""
-    text = file.read_text(encoding="utf-8", errors="replace")
-    lines = [
-        line for line in text.splitlines() if line and not re.fullmatch(r"Batch \d+, .*:", line)
-    ]
-    if not lines or (
-        lines[0].startswith("| method | tokens/s |") and all(line.startswith("|") for line in lines)
-    ):
+    if TABLES.fullmatch(file.read_text(encoding="utf-8", errors="replace")):
         return True
     try:
         return bool(read_bench(file))
