@@ -41,12 +41,17 @@ def with_home(word: str, before: str) -> str:
     return os.path.expanduser(word) if before.startswith("--") and "=" not in before else word
 
 
+# which extra brings a package
 EXTRAS = {
     "datasets": "train",
     "openai": "train",
     "matplotlib": "bench",
     "pandas": "bench",
-}  # what brings a package
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "prometheus_client": "serve",
+    "llguidance": "serve",
+}
 app = typer.Typer(
     cls=Paradraft,
     help="Parallel drafters for transformers: the same output from generate, several times faster.",
@@ -95,6 +100,6 @@ def main() -> None:
             soft_wrap=True,
         )
         raise SystemExit(1) from None
-    except (ValueError, OSError, SafetensorError) as error:  # the last has a full disk's
+    except (ValueError, OSError, ImportError, SafetensorError) as error:
         err_console.print(Text.assemble(("paradraft: ", "bold red"), str(error)), soft_wrap=True)
         raise SystemExit(1) from None

@@ -32,7 +32,6 @@ from .options import (
     copy_from,
     load,
     load_public,
-    naming,
     use_threads,
 )
 
@@ -237,13 +236,11 @@ def serve(
         raise typer.BadParameter(
             f"--host {host} lets others in: give an --api-key, or say --no-auth."
         )
-    try:
-        from ..serve.answer import Service
-        from ..serve.app import run
-        from ..serve.lessons import Lessons
-        from ..serve.scheduler import Scheduler
-    except ImportError as error:
-        raise typer.BadParameter(f"{error}: pip install 'hf-paradraft[serve]'.") from error
+    from ..serve.answer import Service
+    from ..serve.app import run
+    from ..serve.lessons import Lessons
+    from ..serve.scheduler import Scheduler
+
     use_threads(threads)
     models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
     name = (
@@ -254,14 +251,12 @@ def serve(
         else target
     )
     if packed:
-        with naming("--packed"):
-            pack(models.target)
+        pack(models.target)
     drafting = None if drafter == "none" else models.drafter
     if drafting is not None:
         check_reads(models.target, False)
-        with naming("--drafter"):
-            check_same_tokenizer(models.target, drafting)
-            drafting.attach(models.target)
+        check_same_tokenizer(models.target, drafting)
+        drafting.attach(models.target)
     if max_batch_size > 1 and not reads_exactly(models.target, True):
         console.print(
             f"{type(models.target).__name__} does not read texts side by side: requests are "
@@ -270,8 +265,7 @@ def serve(
         max_batch_size = 1
     lesson = None
     if follow is not None:
-        with naming("--follow"):
-            lesson = Lessons(models.target, drafting, models.tokenizer, follow)
+        lesson = Lessons(models.target, drafting, models.tokenizer, follow)
     scheduler = Scheduler(
         models.target, drafting, max_batch_size, max_queue, lesson, int(prefix_cache * 2**30)
     )

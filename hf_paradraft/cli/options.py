@@ -3,8 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -148,15 +147,6 @@ def copy_from(files: Sequence[Path] | None, models: "Models") -> Memory | None:
     for drafter in (models.drafter, *models.others):
         drafter.memory = memory
     return memory
-
-
-@contextmanager
-def naming(option: str) -> Iterator[None]:
-    """Name the option that an error of the block comes from."""
-    try:
-        yield
-    except (ValueError, ImportError) as error:
-        raise typer.BadParameter(f"{option}: {error}") from error
 
 
 def use_threads(count: int | None) -> None:
