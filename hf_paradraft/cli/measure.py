@@ -209,20 +209,15 @@ def bench(
     batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)
     _writable(json_file, markdown_file, plot=plot_file)
-    if drafter and len(drafter) > 1 and case != Case.methods:
+    first, *others = drafter or [None]
+    if others and case != Case.methods:
         raise typer.BadParameter(
             f"--case {case} looks at one drafter: name several for --case methods."
         )
     sources = questions or [str(QUESTIONS if target is None else GENERAL)]
     most = per_category if per_category or questions else 4
     asked = [question for source in sources for question in load_questions(source, most)]
-    models = load(
-        target,
-        drafter[0] if drafter else None,
-        parent,
-        dtype,
-        others=drafter[1:] if drafter else (),
-    )
+    models = load(target, first, parent, dtype, others)
     memory = copy_from(reference, models)
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
