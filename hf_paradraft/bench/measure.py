@@ -309,8 +309,8 @@ def reset_peak_memory(device: torch.device) -> None:
     """Reset the measure of `peak_memory`, if the system allows it."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif PROCESS.exists():
-        with suppress(OSError):
+    else:
+        with suppress(OSError):  # other systems have no such file
             (PROCESS / "clear_refs").write_text("5")  # the high-water mark of resident memory
 
 

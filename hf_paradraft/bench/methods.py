@@ -60,8 +60,7 @@ class Method:
         finally:
             if self.config is not None:
                 drafter.speculation_config = before
-            if self.threads is not None:
-                torch.set_num_threads(threads)
+            torch.set_num_threads(threads)
             told.removeFilter(_keep_record)
 
 
