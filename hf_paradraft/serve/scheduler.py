@@ -176,8 +176,6 @@ class Scheduler:
     def cancel(self, job: Job) -> None:
         """Cancel a request: it leaves before the next round."""
         job.cancelled = True
-        with self.changed:
-            self.changed.notify()
 
     def stop(self) -> None:
         """End the thread after its current round; all open requests get an error."""
