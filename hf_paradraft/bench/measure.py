@@ -21,7 +21,7 @@ from .questions import Prompt
 
 PROCESS = Path("/proc/self")
 # of a `Measurement`, where ours are measured
-OF_STATISTICS = (
+STATISTICS = (
     "draft_seconds",
     "verify_seconds",
     "attempts",
@@ -153,7 +153,7 @@ def run(
         forwards=forwards if counted or stats else tokens,
         seconds=[seconds],
         peak_bytes=peak_memory(target.device),
-        **{name: getattr(stats, name) for name in OF_STATISTICS if stats is not None},
+        **{name: getattr(stats, name) for name in STATISTICS if stats is not None},
     )
     return output, measured
 

@@ -24,7 +24,7 @@ from ..hardware import device_name
 from ..protocol import Drafter, SpeculationStats
 from ..report.tables import table
 from ..training.target import fingerprint
-from .measure import OF_STATISTICS, Measurement, Settings, bench, check_equality
+from .measure import STATISTICS, Measurement, Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
 
@@ -100,7 +100,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
         "peak_bytes": max(entry.peak_bytes or 0 for entry in mine) or None,
     }
     if mine[0].draft_seconds is not None:
-        made |= _inside(mine)
+        made |= _time_and_acceptance(mine)
     runs = [
         {name: value for name, value in asdict(entry).items() if name not in NOT_IN_RUNS}
         for entry in mine
@@ -116,14 +116,14 @@ def _tau(entries: Sequence[Measurement]) -> float:
     return sum(entry.tokens for entry in entries) / sum(entry.forwards for entry in entries)
 
 
-def _inside(mine: list[Measurement]) -> dict[str, Any]:
+def _time_and_acceptance(mine: list[Measurement]) -> dict[str, Any]:
     """Compute acceptance by draft position, and time shares of drafter, target and engine.
 
     Acceptance and shares are of our own rounds.
     """
     total = SpeculationStats()
     for entry in mine:
-        total += SpeculationStats(**{name: getattr(entry, name) for name in OF_STATISTICS})
+        total += SpeculationStats(**{name: getattr(entry, name) for name in STATISTICS})
     whole = sum(entry.seconds[-1] for entry in mine)
     draft, verify = total.draft_seconds / whole, total.verify_seconds / whole
     return {

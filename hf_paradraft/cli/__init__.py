@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 
 
-def _say_version(wanted: bool) -> None:
+def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"hf_paradraft {__version__}")
         raise typer.Exit
@@ -71,7 +71,7 @@ def _say_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_say_version, is_eager=True, help="Say the version."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Say the version."),
     ] = False,
 ) -> None:
     """Parallel drafters for transformers: the same output from generate, several times faster."""

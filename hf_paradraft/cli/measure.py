@@ -56,7 +56,7 @@ Plot = Annotated[
 ]
 
 
-def _size(text: str) -> int | str:
+def _tree_size(text: str) -> int | str:
     if text != "auto" and (not text.isdecimal() or int(text) < 1):
         raise typer.BadParameter(
             f"a tree size is a whole number of at least 1, or auto, but not {text}"
@@ -64,12 +64,12 @@ def _size(text: str) -> int | str:
     return text if text == "auto" else int(text)
 
 
-def _once(values: Iterable) -> tuple:
+def _distinct(values: Iterable) -> tuple:
     """Keep each value once, in order: the same method twice would be counted as one."""
     return tuple(dict.fromkeys(values))
 
 
-def _writable(*files: Path | None, plot: Path | None = None) -> None:
+def _check_outputs(*files: Path | None, plot: Path | None = None) -> None:
     """Know before an hour of measuring that the results will have a place."""
     named = [file for file in files if file is not None]
     if len({file.resolve() for file in named}) < len(named):
@@ -79,7 +79,7 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
     for file in named:
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder: name a file.")
-        if file.exists() and not _is_of_bench(file):
+        if file.exists() and not _is_ours(file):
             raise typer.BadParameter(
                 f"{file} holds something that no benchmark has written: name another file."
             )
@@ -107,7 +107,7 @@ def _writable(*files: Path | None, plot: Path | None = None) -> None:
             )
 
 
-def _is_of_bench(file: Path) -> bool:
+def _is_ours(file: Path) -> bool:
     """Tell whether a file is empty, or one that a benchmark wrote: records, or their tables."""
     if TABLES.fullmatch(file.read_text(encoding="utf-8", errors="replace")):
         return True
@@ -205,10 +205,10 @@ def bench(
     Results come as tables, JSON and figures.
     """
     use_threads(threads)
-    sizes = _once(_size(size) for size in tree_nodes or ("16", "auto"))
-    batches, temperatures = _once(batch_size or (1,)), _once(temperature or (0.0,))
+    sizes = _distinct(_tree_size(size) for size in tree_nodes or ("16", "auto"))
+    batches, temperatures = _distinct(batch_size or (1,)), _distinct(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)
-    _writable(json_file, markdown_file, plot=plot_file)
+    _check_outputs(json_file, markdown_file, plot=plot_file)
     first, *others = drafter or [None]
     if others and case != Case.methods:
         raise typer.BadParameter(
@@ -222,7 +222,7 @@ def bench(
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:
         prompts += random_prompts(len(models.tokenizer))
-    lengths = _once(
+    lengths = _distinct(
         draft_tokens or sorted({4, 8, 12, models.drafter.speculation_config.num_draft_tokens})
     )
     recurrent = is_recurrent_model(models.target)
@@ -258,7 +258,7 @@ def report(
     plot_file: Plot = None,
 ) -> None:
     """Show the tables of an earlier benchmark again, and write them and its figures."""
-    _writable(json_file, markdown_file, plot=plot_file)
+    _check_outputs(json_file, markdown_file, plot=plot_file)
     rows = read_bench(json_file)
     console.print(table(rows, json_file.name))
     _write(rows, markdown_file, plot_file)

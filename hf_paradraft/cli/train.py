@@ -68,7 +68,7 @@ class Kinds(TyperGroup):
         return _command(cmd_name) if cmd_name in TRAINED else None
 
 
-def _part(*_: Any, **__: Any) -> None:
+def _end_process_group(*_: Any, **__: Any) -> None:
     """Destroy the process group, if there is one: a process that just leaves may abort."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
@@ -76,7 +76,9 @@ def _part(*_: Any, **__: Any) -> None:
 
 app = typer.Typer()
 app.add_typer(
-    typer.Typer(cls=Kinds, no_args_is_help=True, rich_markup_mode="rich", result_callback=_part),
+    typer.Typer(
+        cls=Kinds, no_args_is_help=True, rich_markup_mode="rich", result_callback=_end_process_group
+    ),
     name="train",
     help="Train a drafter.",
 )

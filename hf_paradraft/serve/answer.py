@@ -167,7 +167,7 @@ class Answer:
         if job.grammar is not None:
             job.options["logits_processor"] = [job.grammar]
         self.connection, self.begun = connection, time.monotonic()
-        self.looked = self.begun
+        self.checked_client = self.begun
         self.reason: Any = ""  # OpenAI's `finish_reason`
         self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops], job.ids)
         self.news: asyncio.Queue[News] = asyncio.Queue()
@@ -236,8 +236,8 @@ class Answer:
                     f"The request took longer than {self.service.seconds:.0f} seconds.",
                     "timeout",
                 )
-            if now - self.looked > CLIENT_SECONDS:
-                self.looked = now
+            if now - self.checked_client > CLIENT_SECONDS:
+                self.checked_client = now
                 if await self.connection.is_disconnected():
                     raise Refusal(499, "The client has gone.", "client_closed_request")
             with suppress(TimeoutError):

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from transformers.utils import logging
 
 from .answer import Answer, Service
-from .errors import FAILED, Door, Refusal
+from .errors import FAILED, Refusal, RequestGuard
 from .metrics import Metrics
 from .requests import ChatRequest, CompletionRequest
 
@@ -106,7 +106,7 @@ def make_app(service: Service) -> FastAPI:
         service.scheduler.stop()
 
     app = FastAPI(title="hf_paradraft", lifespan=lifespan)
-    app.add_middleware(Door, api_key=service.api_key)
+    app.add_middleware(RequestGuard, api_key=service.api_key)
 
     def check_name(name: str | None) -> None:
         if name not in (None, service.name):

@@ -49,7 +49,7 @@ class Refusal(HTTPException):
         return JSONResponse(self.body, self.status_code, self.headers)
 
 
-class Door:
+class RequestGuard:
     """An ASGI middleware that refuses requests without the key, and bodies too large.
 
     The key is looked at before the body is read; a body is refused once it is too large.

@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerBase
 from ..chat import encode_chat_prompt, whole_characters
 
 MIN_TEMPERATURE = 1e-3  # a lower one overflows logits
-Kind = TypeVar("Kind")
-Many = Annotated[list[Kind], Field(fail_fast=True)]  # only the first wrong item is reported
+Item = TypeVar("Item")
+ListOf = Annotated[list[Item], Field(fail_fast=True)]  # only the first wrong item is reported
 
 
 def _present(part: Any) -> Any:
@@ -86,7 +86,7 @@ class TextPart(Strict):
     text: str
 
 
-Parts = Annotated[Many[TextPart], Field(max_length=1024)]
+Parts = Annotated[ListOf[TextPart], Field(max_length=1024)]
 
 
 class Content(Strict):
@@ -112,7 +112,7 @@ class Message(Content):
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[
-        Many[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_present)
+        ListOf[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_present)
     ] = []
     tool_call_id: str | None = None
 
@@ -168,7 +168,7 @@ class Speculation(Strict):
     enabled: bool = True
 
 
-One = Annotated[int, Field(ge=1, le=1)]
+Single = Annotated[int, Field(ge=1, le=1)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 
 
@@ -183,12 +183,12 @@ class Ask(Strict):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: Stop | Annotated[Many[Stop], Field(max_length=16)] | None = None
+    stop: Stop | Annotated[ListOf[Stop], Field(max_length=16)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     speculation: Speculation = Speculation()
     prediction: Prediction | None = None
-    n: One = 1
+    n: Single = 1
     presence_penalty: Literal[0] = 0
     frequency_penalty: Literal[0] = 0
     user: str | None = None  # these make no difference to an answer
@@ -230,14 +230,14 @@ AnswerForm = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONS
 class ChatRequest(Ask):
     """The body of `/v1/chat/completions`."""
 
-    messages: Annotated[Many[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[ListOf[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False
     response_format: Annotated[
         AnswerForm, Field(discriminator="type"), BeforeValidator(_present)
     ] = {"type": "text"}
     tools: Annotated[
-        Many[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_present)
+        ListOf[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_present)
     ] = []
     tool_choice: Literal["none", "auto", "required"] | ChatCompletionNamedToolChoiceParam = "auto"
     parallel_tool_calls: bool = True
@@ -282,9 +282,9 @@ class ChatRequest(Ask):
 class CompletionRequest(Ask):
     """The body of `/v1/completions`."""
 
-    prompt: str | Many[str] | Many[NonNegativeInt] | Many[Many[NonNegativeInt]]
+    prompt: str | ListOf[str] | ListOf[NonNegativeInt] | ListOf[ListOf[NonNegativeInt]]
     echo: Literal[False] = False
-    best_of: One = 1
+    best_of: Single = 1
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         """Encode the prompt.

@@ -80,7 +80,7 @@ class Job:
         alone: whether its prompt is read by itself, since reading it with others has failed.
         batch: the batch of its own call, from the first piece of its prompt until it joins others.
         call: its call of `generate`, from the first piece of its prompt to its end.
-        told: the number of its tokens that `tell` has got, the prompt's included.
+        num_sent: the number of its tokens that `tell` has got, the prompt's included.
         stats: the statistics of its drafts so far.
         ends: the ids that end its text.
     """
@@ -98,7 +98,7 @@ class Job:
     alone: bool = False
     batch: Batch | None = None
     call: Call | None = None
-    told: int = 0
+    num_sent: int = 0
     stats: SpeculationStats = field(default_factory=SpeculationStats)
     ends: set[int] = field(default_factory=set)
 
@@ -194,7 +194,7 @@ class Scheduler:
                 )
             if self.stopping:
                 stopped = Stopped()
-                self._lose(stopped)
+                self._fail_running(stopped)
                 self._fail(self.entering, stopped)
                 return
             if not called and self.lesson(self._has_work):
@@ -291,7 +291,7 @@ class Scheduler:
         for job in jobs:
             job.batch = None
             self._keep(job)
-            self._tell(job)
+            self._send_tokens(job)
         self.running += jobs
         self._leave()
 
@@ -316,10 +316,10 @@ class Scheduler:
             with decodes(self.target):
                 step(self.batch)
         except Exception as error:
-            self._lose(error)
+            self._fail_running(error)
             return
         for job in self.running:
-            self._tell(job)
+            self._send_tokens(job)
         self._leave()
 
     def _open(self, job: Job) -> None:
@@ -356,15 +356,15 @@ class Scheduler:
             **options,
         )
         [job.call] = job.batch.calls
-        job.told, job.stats, job.ends = len(job.ids), job.call.stats, job.call.ends.tokens
+        job.num_sent, job.stats, job.ends = len(job.ids), job.call.stats, job.call.ends.tokens
 
-    def _tell(self, job: Job) -> None:
+    def _send_tokens(self, job: Job) -> None:
         [sequence] = job.call.sequences
         if (error := job.call.error) is not None:
-            self._say(job, error)
+            self._send_error(job, error)
             return
-        tokens = sequence.ids[0, job.told : sequence.length].tolist()
-        job.told = sequence.length
+        tokens = sequence.ids[0, job.num_sent : sequence.length].tolist()
+        job.num_sent = sequence.length
         if tokens or sequence.finished:
             job.tell(News(tokens, sequence.finished))
 
@@ -379,22 +379,22 @@ class Scheduler:
                 self._keep(job)
             leave(self.batch)
         except Exception as error:
-            self._lose(error)
+            self._fail_running(error)
         for job in over:
-            self._show(job)
+            self._show_listener(job)
             self._close(job)
         if not self.running:
             self.batch = None
 
-    def _show(self, job: Job) -> None:
+    def _show_listener(self, job: Job) -> None:
         """Show the text that the target has written to a drafter that learns.
 
         A cancelled request's text is shown too.
         """
-        if self.drafter is None or self.drafter.listener is None or job.told == len(job.ids):
+        if self.drafter is None or self.drafter.listener is None or job.num_sent == len(job.ids):
             return
         try:
-            self.drafter.listener(job.call.sequences[0].ids[0, : job.told], len(job.ids))
+            self.drafter.listener(job.call.sequences[0].ids[0, : job.num_sent], len(job.ids))
         except Exception:  # requests go on
             logger.exception("A text was not learned from.")
 
@@ -404,7 +404,7 @@ class Scheduler:
             job.batch.close()
         job.batch = job.call = None
 
-    def _lose(self, error: Exception) -> None:
+    def _fail_running(self, error: Exception) -> None:
         """Fail the requests that are running, with their batch."""
         jobs, batch, self.running, self.batch = self.running, self.batch, [], None
         if batch is not None:
@@ -414,9 +414,9 @@ class Scheduler:
     def _fail(self, jobs: list[Job], error: Exception) -> None:
         for job in jobs:
             self._close(job)
-            self._say(job, error)
+            self._send_error(job, error)
 
-    def _say(self, job: Job, error: Exception) -> None:
+    def _send_error(self, job: Job, error: Exception) -> None:
         """Send the error that ended a request."""
         if not isinstance(error, ValueError | Refusal):
             logger.error("A request failed.", exc_info=error)
