@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from sys import maxsize
 from threading import Condition, Thread
 from time import monotonic
 from typing import Any
@@ -136,8 +135,8 @@ class Scheduler:
         self.target, self.drafter, self.max_queue, self.lesson = target, drafter, max_queue, lesson
         self.places = max_batch_size if can_join(target, drafter) else 1
         in_pieces = reads_in_pieces(target, drafter)
-        self.piece = PIECE if in_pieces else maxsize
-        self.shared = PIECE if in_pieces else 0  # rows of prompts that are read in one forward
+        # rows of prompts that are read in one forward; None: a whole prompt
+        self.piece = PIECE if in_pieces else None
         self.prefixes = PrefixCache(prefix_bytes * in_pieces)
         self.entering = list[Job]()  # waiting, or their prompts are being read in pieces
         self.ready = list[Job]()  # their prompts' last pieces are read next, together
@@ -260,11 +259,12 @@ class Scheduler:
 
     def _make_ready(self, job: Job) -> None:
         """Put a request among those that are read next; read them where they fill a forward."""
+        most = 0 if job.alone or self.piece is None else self.piece
         longest = max(one.rest for one in (*self.ready, job))
-        if job.alone or (len(self.ready) + 1) * longest > self.shared:
+        if (len(self.ready) + 1) * longest > most:
             self._join()
         self.ready.append(job)
-        if job.alone or len(self.ready) * longest >= self.shared:
+        if len(self.ready) * longest >= most:
             self._join()
 
     def _join(self) -> None:
@@ -338,11 +338,6 @@ class Scheduler:
         ids = LongTensor([job.ids]).to(self.target.device)
         known = self.prefixes.find(job.ids, job.drafts)
         job.known = 0 if known is None else known.read
-        options = (
-            {"prefill_chunk_size": self.piece, **job.options}
-            if len(job.ids) > job.known + self.piece
-            else job.options
-        )
         generator = torch.Generator(ids.device)
         generator.seed() if job.seed is None else generator.manual_seed(job.seed)
         job.batch = begin(
@@ -353,7 +348,7 @@ class Scheduler:
             known,
             copies,
             attention_mask=torch.ones_like(ids),
-            **options,
+            **{"prefill_chunk_size": self.piece, **job.options},
         )
         [job.call] = job.batch.calls
         job.num_sent, job.stats, job.ends = len(job.ids), job.call.stats, job.call.ends.tokens

@@ -32,12 +32,11 @@ class Writer:
         self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], prompt: Sequence[int] = ()
     ):
         self.detokeniser, self.stops = Detokeniser(tokenizer, prompt), stops
-        special = {
-            str(token): index
+        self.stop_ids = {
+            index
             for index, token in tokenizer.added_tokens_decoder.items()
-            if token.special
+            if token.special and str(token) in stops
         }
-        self.stop_ids = {special[stop] for stop in stops if stop in special}
         self.held = ""  # text that is not shown yet
         self.count = 0  # the number of tokens read
         self.stopped = False
