@@ -77,11 +77,10 @@ async def _whole(answer: Answer) -> dict[str, Any]:
         ]
     part: dict[str, Any] = {"text": text}
     if isinstance(answer.ask, ChatRequest):
-        content = text if text or not calls else None
         part = {
             "message": {
                 "role": "assistant",
-                "content": content,
+                "content": text or (None if calls else ""),
                 "refusal": None,
                 **({"tool_calls": calls} if calls else {}),
             }
@@ -197,9 +196,7 @@ def make_app(service: Service) -> FastAPI:
         # of a union, the member that fits best
         worst = min(error.errors(), key=lambda one: one["type"].endswith("_type"))
         place = [str(part) for part in worst["loc"][1:]]
-        if worst["type"] == "json_invalid":
-            return Refusal(400, f"The body is no JSON: {worst['ctx']['error']}.").response()
-        if not place:
+        if not place or worst["type"] == "json_invalid":
             return Refusal(
                 400, "The body has to be a JSON object, sent as application/json."
             ).response()
