@@ -87,8 +87,7 @@ def variants_of(
     """
     if drafter.kind.startswith("ppd"):
         own = drafter.speculation_config
-        name = own.tree_size if own.tree_size == "auto" else f"n{own.tree_size}"
-        return [drafted(f"{drafter.kind}-{name}", drafter, own)]
+        return [drafted(f"{drafter.kind}-{_size_name(own.tree_size)}", drafter, own)]
     most = drafter.most_drafts
     lengths = lengths if most is None else sorted({min(length, most) for length in lengths})
     depth = max(lengths)
@@ -96,12 +95,16 @@ def variants_of(
         drafted(f"{drafter.kind}-chain-k{length}", drafter, SpeculationConfig(length, None))
         for length in lengths
     ]
-    names = [size if size == "auto" else f"n{size}" for size in sizes]
+    name = f"{drafter.kind}-tree-k{depth}"
     trees = [
-        drafted(f"{drafter.kind}-tree-k{depth}-{name}", drafter, SpeculationConfig(depth, size))
-        for name, size in zip(names, sizes, strict=True)
+        drafted(f"{name}-{_size_name(size)}", drafter, SpeculationConfig(depth, size))
+        for size in sizes
     ]
     return [*chains, *trees]
+
+
+def _size_name(size: TreeSize) -> str:
+    return "auto" if size == "auto" else f"n{size}"
 
 
 def plain(compiled: bool = False) -> Method:

@@ -28,8 +28,8 @@ from .measure import STATISTICS, Measurement, Settings, bench, check_equality
 from .methods import Method
 from .questions import Prompt
 
-# Fields of a `Measurement` that its record has already.
-NOT_IN_RUNS = ("method", "batch_size", "temperature")
+# Fields of a `Measurement` that its record has, and its run does not repeat.
+OF_RECORD = ("method", "batch_size", "temperature")
 
 
 def environment(model: PreTrainedModel) -> str:
@@ -81,9 +81,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
     }
     tau = _tau(mine)
     made = {
-        "method": mine[0].method,
-        "batch_size": mine[0].batch_size,
-        "temperature": mine[0].temperature,
+        **{name: getattr(mine[0], name) for name in OF_RECORD},
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
@@ -102,7 +100,7 @@ def _record(mine: list[Measurement], plain: list[Measurement]) -> dict[str, Any]
     if mine[0].draft_seconds is not None:
         made |= _time_and_acceptance(mine)
     runs = [
-        {name: value for name, value in asdict(entry).items() if name not in NOT_IN_RUNS}
+        {name: value for name, value in asdict(entry).items() if name not in OF_RECORD}
         for entry in mine
     ]
     return {**made, "runs": runs}

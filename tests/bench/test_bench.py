@@ -27,7 +27,7 @@ from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.measure import check_equality
 from hf_paradraft.bench.methods import replayed
 from hf_paradraft.bench.questions import random_prompts
-from hf_paradraft.bench.results import NOT_IN_RUNS
+from hf_paradraft.bench.results import OF_RECORD
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.report.figures import draw
 from hf_paradraft.report.tables import markdown, read_bench, table
@@ -89,7 +89,7 @@ def test_records_and_report(results):
     assert set(rows[0]["by_category"]) == {"a", "b"}
     read = json.loads(json.dumps(rows))
     runs = [
-        Measurement(**{name: row[name] for name in NOT_IN_RUNS}, **run)
+        Measurement(**{name: row[name] for name in OF_RECORD}, **run)
         for row in read
         for run in row["runs"]
     ]
