@@ -212,7 +212,7 @@ def compare_within(
         results = bench(
             target, methods, prompts, settings, save=show, progress=False, enough=enough
         )
-        if second_pass and settings.temperatures == (0.0,):
+        if second_pass:
             check_equality(
                 target, methods, prompts[: len(asked) - 1], settings, results, progress=False
             )
