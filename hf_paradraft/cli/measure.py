@@ -35,7 +35,7 @@ from .options import (
 
 app = typer.Typer()
 # what `markdown` writes
-TABLES = re.compile(r"(\n|Batch \d+, .*:\n|\| method \| tokens/s \|.*\n(\|.*\n)*)*")
+TABLES = re.compile(r"(\n|Batch \d+, .*:\n|\| method \| tokens/s \|.*\n(\|.*\n)*+)*+")
 
 Questions = Annotated[
     list[str] | None,
