@@ -217,8 +217,7 @@ class Ask(Strict):
 
         Others keep the values of the target's generation config.
         """
-        names = (*RULES, "repetition_penalty")
-        said = {name: value for name in names if (value := getattr(self, name)) is not None}
+        said = self.model_dump(include={*RULES, "repetition_penalty"}, exclude_none=True)
         if self.temperature == 0:
             return {**said, **dict.fromkeys(RULES), "do_sample": False}
         return {**said, "do_sample": True} if said.keys() & {*RULES} else said
