@@ -229,8 +229,7 @@ class Answer:
         """Wait for news, and check now and then whether the client is still there."""
         while True:
             now = time.monotonic()
-            left = self.service.seconds - (now - self.begun)
-            if left <= 0:
+            if now - self.begun >= self.service.seconds:
                 raise Refusal(
                     504,
                     f"The request took longer than {self.service.seconds:.0f} seconds.",
@@ -241,7 +240,7 @@ class Answer:
                 if await self.connection.is_disconnected():
                     raise Refusal(499, "The client has gone.", "client_closed_request")
             with suppress(TimeoutError):
-                news = await asyncio.wait_for(self.news.get(), min(CLIENT_SECONDS, left))
+                news = await asyncio.wait_for(self.news.get(), CLIENT_SECONDS)
                 break
         if isinstance(news.error, Refusal):
             raise news.error
