@@ -90,7 +90,7 @@ def demo(
             "--public has models of its own: leave out --target, --drafter and --parent."
         )
     _quiet()
-    models = load_public(dtype) if public else load(target, drafter, parent, dtype)
+    models = load_public(dtype) if public else load(target, drafter, dtype, parent)
     questions = by_turns(load_questions(GENERAL if target or public else QUESTIONS, per_category))
     question = questions[0].turns[0]
     plain_rate = stream_one(
@@ -151,7 +151,7 @@ def generate(
     """Stream the answer to a prompt, accepted drafts coloured; compare with plain generate."""
     prompt = _prompt(prompt)
     _quiet()
-    models = load(target, drafter, None, dtype)
+    models = load(target, drafter, dtype)
     copy_from(reference, models)
     stream_one(
         models.target,
@@ -235,7 +235,7 @@ def serve(
     from ..serve.scheduler import Scheduler
 
     use_threads(threads)
-    models = load(target, "ngram" if drafter == "none" else drafter, None, dtype)
+    models = load(target, "ngram" if drafter == "none" else drafter, dtype)
     name = (
         "paradraft-family"
         if target is None

@@ -217,7 +217,7 @@ def bench(
     sources = questions or [str(QUESTIONS if target is None else GENERAL)]
     most = per_category if per_category or questions else 4
     asked = [question for source in sources for question in load_questions(source, most)]
-    models = load(target, first, parent, dtype, others)
+    models = load(target, first, dtype, parent, others)
     memory = copy_from(reference, models)
     prompts = ask(asked, models.tokenizer, models.target, max_new_tokens)
     if case == Case.hopeless:

@@ -176,16 +176,16 @@ class Models:
 def load(
     target: str | None,
     drafter: str | None,
-    parent: str | None,
     dtype: Dtype,
+    parent: str | None = None,
     others: Sequence[str] = (),
 ) -> Models:
     """Load the models that a command names, or the embedded family if it names none.
 
     Args:
-        target, drafter, parent: folders or Hub ids; a target's drafter is looked for where none is
-            named.
+        target, drafter: folders or Hub ids; a target's drafter is looked for where none is named.
         dtype: the number format of all weights.
+        parent: an autoregressive small model, a folder or Hub id.
         others: more drafters for the target.
 
     Raises:
@@ -233,7 +233,7 @@ def load_public(dtype: Dtype) -> Models:
     from ..demo import PUBLIC
     from ..demo.public_model import get_public
 
-    models = load(str(get_public()), str(PUBLIC / "eagle3"), None, dtype)
+    models = load(str(get_public()), str(PUBLIC / "eagle3"), dtype)
     models.others.append(AutoDrafter.from_pretrained(PUBLIC / "ppd"))
     return models
 
