@@ -70,7 +70,7 @@ def _distinct(values: Iterable) -> tuple:
 
 
 def _check_outputs(*files: Path | None, plot: Path | None = None) -> None:
-    """Know before an hour of measuring that the results will have a place."""
+    """Refuse outputs that cannot be written, before an hour of measuring."""
     named = [file for file in files if file is not None]
     if len({file.resolve() for file in named}) < len(named):
         raise typer.BadParameter(

@@ -253,7 +253,7 @@ class Answer:
         return news
 
     @property
-    def end(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """The request's usage in tokens, and the counts of its drafts.
 
         Cached tokens of the prompt, and accepted and rejected drafts, are counted in addition.

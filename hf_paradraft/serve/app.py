@@ -55,7 +55,7 @@ async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> As
             yield chunk(delta)
         yield chunk({}, answer.reason)
         if with_usage:
-            yield line(**answer.end)
+            yield line(**answer.counts)
         yield "data: [DONE]\n\n"
     except Exception as error:  # the status has been sent
         if not isinstance(error, Refusal):
@@ -136,7 +136,7 @@ def make_app(service: Service) -> FastAPI:
         }
         await answer.begin()
         if not ask.stream:
-            return JSONResponse({**about, "choices": [await _whole(answer)], **answer.end})
+            return JSONResponse({**about, "choices": [await _whole(answer)], **answer.counts})
         about["object"] += ".chunk" if chat else ""
         usage = ask.stream_options is not None and ask.stream_options.include_usage
         return StreamingResponse(_events(answer, about, usage), media_type="text/event-stream")

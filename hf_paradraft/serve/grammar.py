@@ -44,7 +44,7 @@ def json_grammar(schema: dict[str, Any]) -> str:
 
 
 @lru_cache(32)
-def check_ends(grammar: str) -> None:
+def check_parse_time(grammar: str) -> None:
     """Read a grammar in a process that can be ended, to refuse one that takes too long.
 
     Several patterns for one text may take exponential time, for example.
@@ -79,7 +79,7 @@ class Grammar(LogitsProcessor):
     """
 
     def __init__(self, tokenizer: LLTokenizer, grammar: str):
-        check_ends(grammar)
+        check_parse_time(grammar)
         self.matcher = LLMatcher(tokenizer, grammar)
         self.length: int | None = None  # the number of tokens read, the prompt's included
         self._check()

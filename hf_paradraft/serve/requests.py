@@ -34,15 +34,15 @@ Item = TypeVar("Item")
 ListOf = Annotated[list[Item], Field(fail_fast=True)]  # only the first wrong item is reported
 
 
-def _present(part: Any) -> Any:
+def _drop_nulls(part: Any) -> Any:
     """Leave out nulls outside of schemas, and `index` in lists: some clients send them."""
     if isinstance(part, list):
-        return [_present(one) for one in part]
+        return [_drop_nulls(one) for one in part]
     if not isinstance(part, dict):
         return part
     kept = {name: value for name, value in part.items() if value is not None and name != "index"}
     return {
-        name: value if name in ("parameters", "schema") else _present(value)
+        name: value if name in ("parameters", "schema") else _drop_nulls(value)
         for name, value in kept.items()
     }
 
@@ -50,7 +50,8 @@ def _present(part: Any) -> Any:
 class Strict(BaseModel):
     """A base class of bodies that refuses unknown fields.
 
-    A null is as if not sent, and so is [] or {} for a field of `PARTS` or an unknown one.
+    A null is as if not sent, and so is [] or {} for a field of `MAY_BE_EMPTY` or an
+    unknown one.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -64,19 +65,19 @@ class Strict(BaseModel):
         sent = {
             name: value
             for name, value in fields.items()
-            if value is not None and (value not in ([], {}) or name in known - PARTS)
+            if value is not None and (value not in ([], {}) or name in known - MAY_BE_EMPTY)
         }
         unknown = next((name for name in sent if name not in known), None)  # one is reported
         return {name: sent[name] for name in sent if name in known or name == unknown}
 
 
-PARTS = {  # fields that may be empty
+MAY_BE_EMPTY = {
     "stop", "stream_options", "speculation", "prediction", "metadata", "response_format", "tools",
     "tool_calls",
 }  # fmt: skip
 
 
-RULES = "temperature", "top_p", "top_k", "min_p"  # the options of sampling
+SAMPLING = "temperature", "top_p", "top_k", "min_p"  # the options of sampling
 
 
 class TextPart(Strict):
@@ -112,7 +113,7 @@ class Message(Content):
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: Annotated[
-        ListOf[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_present)
+        ListOf[ChatCompletionMessageFunctionToolCallParam], BeforeValidator(_drop_nulls)
     ] = []
     tool_call_id: str | None = None
 
@@ -217,10 +218,10 @@ class Ask(Strict):
 
         Others keep the values of the target's generation config.
         """
-        said = self.model_dump(include={*RULES, "repetition_penalty"}, exclude_none=True)
+        said = self.model_dump(include={*SAMPLING, "repetition_penalty"}, exclude_none=True)
         if self.temperature == 0:
-            return {**said, **dict.fromkeys(RULES), "do_sample": False}
-        return {**said, "do_sample": True} if said.keys() & {*RULES} else said
+            return {**said, **dict.fromkeys(SAMPLING), "do_sample": False}
+        return {**said, "do_sample": True} if said.keys() & {*SAMPLING} else said
 
 
 AnswerForm = ResponseFormatText | ResponseFormatJSONObject | ResponseFormatJSONSchema
@@ -233,10 +234,10 @@ class ChatRequest(Ask):
     max_completion_tokens: PositiveInt | None = None
     logprobs: Literal[False] = False
     response_format: Annotated[
-        AnswerForm, Field(discriminator="type"), BeforeValidator(_present)
+        AnswerForm, Field(discriminator="type"), BeforeValidator(_drop_nulls)
     ] = {"type": "text"}
     tools: Annotated[
-        ListOf[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_present)
+        ListOf[ChatCompletionFunctionToolParam], Field(max_length=128), BeforeValidator(_drop_nulls)
     ] = []
     tool_choice: Literal["none", "auto", "required"] | ChatCompletionNamedToolChoiceParam = "auto"
     parallel_tool_calls: bool = True
