@@ -127,8 +127,10 @@ def _begin(
         Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context)
         for row in range(batch_size)
     ]
-    for sequence in sequences:  # tokens that the cache already held have no features
-        sequence.observed = max(0, held - sequence.padding)
+    # tokens that the cache already held have no features, or the drafter knows them
+    first = held or begin - (config.draft_window or begin)
+    for sequence in sequences:
+        sequence.observed = max(0, first - sequence.padding)
     _warn_of_limits(
         model,
         used,

@@ -4,7 +4,6 @@ that it is one.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +113,7 @@ class AutoregressiveDrafter(SavedDrafter):
         """
         check_merged(self.model)
         mend_sampling(self.model.generation_config)
-        use = {"kind": self.kind, "speculation_config": asdict(self.speculation_config)}
+        use = {"kind": self.kind, "speculation_config": self.speculation_config.saved()}
         save_model(self.model, folder, use, **kwargs)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -203,7 +202,7 @@ class SavedDrafter(Drafter, ABC):
         config, tensors = self.contents()
         config["paradraft"] = {
             **self.paradraft,
-            "speculation_config": asdict(self.speculation_config),
+            "speculation_config": self.speculation_config.saved(),
         }
         new = folder / ".model.safetensors.new"
         save_tensors(tensors, new, format="pt")

@@ -286,3 +286,44 @@ def test_missing_layers_are_refused(key, prompt):
     with pytest.raises(ValueError, match="has layers 0 … 1"):
         tiny_model().generate(prompt, do_sample=False, max_new_tokens=8, assistant_model=reader)
     assert hf_paradraft.SpeculationConfig() is not None
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "parallelspec"])
+def test_a_window_leaves_out_the_beginnings_of_long_prompts(kind, monkeypatch):
+    """Also where prompts are read in pieces, and next to a prompt that is shorter than it."""
+    target = tiny_model("llama", num_hidden_layers=7)
+    drafter = {
+        "eagle3": lambda: hf_paradraft.Eagle3Drafter.from_target(target),
+        "dflash": lambda: hf_paradraft.DFlashDrafter.from_target(target, 0, 1, 7, 2),
+        "parallelspec": lambda: hf_paradraft.ParallelSpecDrafter.from_target(
+            target, "eagle", num_masks=3
+        ),
+    }[kind]()
+    drafter.speculation_config.draft_window = 7
+    shown, start = [], type(drafter).start_drafting
+
+    def started(self, *args):
+        drafting = start(self, *args)
+        observe = drafting.observe
+
+        def note(observations):
+            shown.append(
+                [(part.begin, len(next(iter(part.features.values())))) for part in observations]
+            )
+            observe(observations)
+
+        drafting.observe = note
+        return drafting
+
+    monkeypatch.setattr(type(drafter), "start_drafting", started)
+    ids = torch.randint(3, 30, (2, 21), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, :17] = 0
+    for piece, rounds in (None, 1), (5, 5):
+        shown.clear()
+        assert_lossless(
+            target, drafter, ids, attention_mask=mask, max_new_tokens=12, prefill_chunk_size=piece
+        )
+        read = [part for round_ in shown[:rounds] for part in round_]
+        assert min(begin for begin, _ in read[::2]) == 14
+        assert [sum(count for _, count in rows) for rows in (read[::2], read[1::2])] == [7, 4]

@@ -4,7 +4,6 @@ which query the target's.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -140,7 +139,7 @@ class Gemma4Drafter(KeyValueDrafter):
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""
-        use = {"speculation_config": asdict(self.speculation_config)}
+        use = {"speculation_config": self.speculation_config.saved()}
         save_model(self.network, folder, use, **kwargs)
 
     @classmethod

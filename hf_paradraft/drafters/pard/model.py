@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,7 +179,7 @@ class PardDrafter(SavedDrafter):
         check_merged(self)
         self.config.paradraft = {
             **self.paradraft,
-            "speculation_config": asdict(self.speculation_config),
+            "speculation_config": self.speculation_config.saved(),
         }
         super(SavedDrafter, self).save_pretrained(folder, **kwargs)
         if self.projection is not None:

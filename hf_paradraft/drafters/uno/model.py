@@ -8,7 +8,6 @@ its own place. The second forward, the target's, verifies.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -176,7 +175,7 @@ class UnoDrafter(KeyValueDrafter):
         save_tensors(self.tensors, folder / WEIGHTS, format="pt")
         write_json(
             folder / RECORD,
-            {"kind": self.kind, "speculation_config": asdict(self.speculation_config)},
+            {"kind": self.kind, "speculation_config": self.speculation_config.saved()},
         )
 
     @classmethod
