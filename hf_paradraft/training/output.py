@@ -27,7 +27,6 @@ RUN = "run.json"  # in every whole checkpoint, written last: how its run was mad
 NEW, FORMER = ".paradraft.new", "former"
 CHECKPOINT = re.compile(rf"checkpoint-(\d+)(\.{FORMER}(-\d+)?)?")  # or one laid aside
 MADE_HERE = ".paradraft"  # in every checkpoint, whole or not: the seconds of its run so far
-OURS = {"kind", "data", "weights"}  # keys of a `RUN` of ours, for others write files of that name
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
 NOT_OURS = ("LICENSE", "README.md")  # unless it is a card of ours
 
@@ -76,7 +75,7 @@ def _checkpoints(output_dir: Path) -> list[Path]:
     ours = (
         file
         for file in output_dir.glob("checkpoint-*")
-        if CHECKPOINT.fullmatch(file.name) and _is_ours(file)
+        if CHECKPOINT.fullmatch(file.name) and (file / MADE_HERE).exists()
     )
     return sorted(ours, key=lambda file: (-_step(file), file.name))
 
@@ -84,11 +83,6 @@ def _checkpoints(output_dir: Path) -> list[Path]:
 def _step(checkpoint: Path) -> int:
     """Read the step of a checkpoint from its name."""
     return int(re.split("[-.]", checkpoint.name)[1])
-
-
-def _is_ours(checkpoint: Path) -> bool:
-    """Tell whether this library left a checkpoint, whole or not."""
-    return (checkpoint / MADE_HERE).exists() or _made(checkpoint).keys() >= OURS
 
 
 def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
@@ -103,7 +97,7 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
     Raises:
         ValueError: all whole ones are of runs that were made otherwise.
     """
-    others: list[dict[str, Any]] = []
+    other: dict[str, Any] | None = None
     for checkpoint in _checkpoints(output_dir):
         if not (checkpoint / RUN).exists():
             logger.warning(
@@ -115,9 +109,9 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
         elif (made := _made(checkpoint)) == settings:
             return str(checkpoint)
         else:
-            others.append(made)
-    if others:
-        different = other_settings(others[0], settings)
+            other = other or made
+    if other is not None:
+        different = other_settings(other, settings)
         raise ValueError(
             f"The checkpoints in {output_dir} are of a run with other settings ({different}): use "
             "those again to go on, pass --overwrite to begin anew, or name another folder."
@@ -163,10 +157,9 @@ class Checkpoints(TrainerCallback):
     ):
         self.settings, limit = settings, arguments.save_total_limit or 0
         self.limit = limit if limit > 0 else None
-        mark = Path(resumed or "") / MADE_HERE
-        self.begun = time() - (
-            float(mark.read_text() or 0) if resumed is not None and mark.exists() else 0
-        )
+        self.begun = time()
+        if resumed is not None:
+            self.begun -= float((Path(resumed) / MADE_HERE).read_text())
         arguments.save_total_limit = None
 
     def on_step_end(self, args, state, control, **kwargs):
@@ -174,8 +167,8 @@ class Checkpoints(TrainerCallback):
             return
         checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         if os.path.lexists(checkpoint):  # a trainer writes into what is there
-            aside = _lay_aside(checkpoint)
-            if not _is_ours(aside):
+            aside = checkpoint.rename(_free(checkpoint.with_name(f"{checkpoint.name}.{FORMER}")))
+            if not (aside / MADE_HERE).exists():
                 logger.warning(
                     "%s is of no run of this library: it is called %s now.", checkpoint, aside.name
                 )
@@ -248,11 +241,6 @@ def replace_model(output_dir: Path, save: Callable[[Path], None]) -> None:
             (former / file.name).unlink()
     with suppress(OSError):  # unless something is left there
         former.rmdir()
-
-
-def _lay_aside(checkpoint: Path) -> Path:
-    """Give a checkpoint another name, and return it."""
-    return checkpoint.rename(_free(checkpoint.with_name(f"{checkpoint.name}.{FORMER}")))
 
 
 def _free(folder: Path) -> Path:
