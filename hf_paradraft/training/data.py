@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from datasets import Dataset, Features, Sequence, Value
+from datasets import Dataset
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -70,11 +70,8 @@ def encode_chat(
 
     def append(more: str, labelled: bool) -> None:
         nonlocal text
-        answered = (
-            bool(labels)
-            and labels[-1] != IGNORED
-            and not text.rstrip().endswith(tuple(ends.values()))
-        )
+        answered = bool(labels) and labels[-1] != IGNORED
+        ended = text.rstrip().endswith(tuple(ends.values()))
         # Encoded with the text before it, if that leaves the tokens before it unchanged: some
         # tokenizers put a space before the first word of a text.
         whole = tokenizer(text + more, add_special_tokens=False)["input_ids"]
@@ -86,7 +83,7 @@ def encode_chat(
         ids.extend(piece)
         labels.extend(piece if labelled else [IGNORED] * len(piece))
         # the next turn's marker ends an answer
-        if answered and piece[:1] and piece[0] in ends:
+        if answered and not ended and piece and piece[0] in ends:
             labels[-len(piece)] = piece[0]
         text += more
 
@@ -94,7 +91,10 @@ def encode_chat(
         if message["role"] != "assistant":
             continue
         learned = _is_learned(message)
-        opened = _opened(tokenizer, messages[: index + 1], tools)
+        if index:
+            opened = render_chat(tokenizer, messages[:index], True, tools)
+        else:  # templates render no empty conversation
+            opened, _ = _around(tokenizer, messages[:1], tools)
         if not opened.startswith(text):
             ids, labels, text = [], [], ""
         append(opened[len(text) :], False)
@@ -104,11 +104,9 @@ def encode_chat(
             # the template writes the end of an answer as the opening of the next turn
             if finished and not closing.strip():
                 with suppress(RefusedTurns):
-                    more = render_chat(
-                        tokenizer, [*messages, {"role": "user", "content": ANSWER}], False, tools
-                    )
-                    after = more[len(text) :] if more.startswith(text) else ""
-                    end = next((end for end in ends.values() if after.startswith(end)), "")
+                    asked = {"role": "user", "content": ANSWER}
+                    more = render_chat(tokenizer, [*messages, asked], False, tools)
+                    end = next((end for end in ends.values() if more.startswith(text + end)), "")
                     append(end, learned)
         elif (turn := render_chat(tokenizer, messages[: index + 1], False, tools)).startswith(
             opened
@@ -129,20 +127,6 @@ def _is_learned(turn: dict[str, Any]) -> bool:
     if odd := {name: mark for name, mark in marks.items() if mark not in (0, 1)}:
         raise ValueError(f"A turn is learned or not, by 1 or 0, true or false, but one has {odd}.")
     return all(marks.values())
-
-
-def _opened(
-    tokenizer: PreTrainedTokenizerBase,
-    messages: list[dict[str, Any]],
-    tools: list[dict[str, Any]] | None,
-) -> str:
-    """Render everything before the last turn's answer.
-
-    A first turn is rendered and then cut, for templates render no empty conversation.
-    """
-    if len(messages) > 1:
-        return render_chat(tokenizer, messages[:-1], True, tools)
-    return _around(tokenizer, messages, tools)[0]
 
 
 def _answer(
@@ -253,19 +237,16 @@ def encode_rows(
         if any(label != IGNORED for label in labels[1:]):
             samples.append({"input_ids": ids, "labels": labels, "length": len(ids)})
     leave_out(refused, count)
-    if (empty := count - len(refused) - len(samples)) and samples:
+    if not samples:
+        raise ValueError(
+            f"None of the {count} rows has a token to learn within max_length={max_length}: "
+            "chats need assistant turns, and texts more than one token."
+        )
+    if empty := count - len(refused) - len(samples):
         logger.warning(
             "%d of %d rows have no token to learn within max_length=%d: left out.",
             empty,
             count,
             max_length,
         )
-    if not samples:
-        raise ValueError(
-            f"None of the {count} rows has a token to learn within max_length={max_length}: "
-            "chats need assistant turns, and texts more than one token."
-        )
-    numbers = Sequence(Value("int32"))
-    return Dataset.from_list(
-        samples, Features({"input_ids": numbers, "labels": numbers, "length": Value("int32")})
-    )
+    return Dataset.from_list(samples)

@@ -5,6 +5,7 @@ refused by number.
 import json
 import reprlib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,22 +42,19 @@ def load_rows(source: str | Path) -> list[dict[str, Any]]:
     rows = list(rows_of(source, "train"))
     if not rows:
         raise ValueError(f"{source} is not JSON lines, or has no rows: it is empty.")
-    if not any(COLUMNS & row.keys() for row in rows):
+    usable = {number: row for number, row in enumerate(rows, 1) if COLUMNS & row.keys()}
+    if not usable:
         raise ValueError(
             f"{source} needs a column 'text', 'messages' or 'conversations', but has "
             f"{', '.join(rows[0])}."
         )
     odd = [
         f"Row {number} has none of {', '.join(sorted(COLUMNS))}."
-        for number, row in enumerate(rows, 1)
-        if not COLUMNS & row.keys()
+        for number in range(1, len(rows) + 1)
+        if number not in usable
     ]
     leave_out(odd, len(rows))
-    return [
-        _with_messages(source, number, row)
-        for number, row in enumerate(rows, 1)
-        if COLUMNS & row.keys()
-    ]
+    return [_with_messages(source, number, row) for number, row in usable.items()]
 
 
 def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -65,15 +63,12 @@ def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict
     Raises:
         ValueError: they are no turns, or of a role that is not known.
     """
+    system, chat = row.get("system"), row.get("messages")
     messages: list[Any] = []
-    if isinstance(system := row.get("system"), str) and system:
+    if isinstance(system, str) and system:
         messages.append({"role": "system", "content": system})
-    if row.get("messages") or not row.get("conversations"):
-        return (
-            {**row, "messages": [*messages, *row["messages"]]}
-            if messages and isinstance(row.get("messages"), list)
-            else row
-        )
+    if chat or not row.get("conversations"):
+        return {**row, "messages": [*messages, *chat]} if isinstance(chat, list) else row
     for turn in row["conversations"] if isinstance(row["conversations"], list) else [None]:
         said = turn if isinstance(turn, Mapping) else {}
         role = SHAREGPT.get(str(said.get("from"))) if said.get("role") is None else said["role"]
@@ -102,10 +97,8 @@ def tools_of(row: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     """
     tools = row.get("tools")
     if isinstance(tools, str):
-        try:
+        with suppress(ValueError):
             tools = parse_json(tools)
-        except ValueError:
-            tools = row["tools"]
     if not tools:
         return None
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
@@ -141,10 +134,10 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         ):
             content = "".join(part["text"] for part in content)
         says_nothing = content is None and bool(message.get("tool_calls"))
-        if (
-            not isinstance(message.get("role"), str)
-            or not (isinstance(content, str) or says_nothing)
-            or not all(isinstance(message.get(name), str | None) for name in THOUGHTS)
+        if not (
+            isinstance(message.get("role"), str)
+            and (isinstance(content, str) or says_nothing)
+            and all(isinstance(message.get(name), str | None) for name in THOUGHTS)
         ):
             raise ValueError(
                 "A turn needs 'role' and 'content', both texts, and its thoughts are a text or "
@@ -153,12 +146,8 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
         thought = thought_of(message)
         thoughts = {} if thought is None else {"reasoning_content": thought, "thinking": thought}
         turns.append({**message, "content": content, **thoughts})
-        for part in (
-            content or "",
-            thought or "",
-            json.dumps(message, ensure_ascii=False, default=str),
-        ):
-            whole_characters(part)
+        whole_characters(content or "")
+        whole_characters(json.dumps(message, ensure_ascii=False, default=str))
     return turns
 
 
