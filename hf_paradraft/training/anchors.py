@@ -60,8 +60,7 @@ class AnchorCollator(ChoosingCollator):
             chosen = possible[drawn[: self.num_anchors]].sort()[0]
             anchors[row, : len(chosen)] = chosen
         places = anchors.clamp(min=0)[..., None] + torch.arange(self.count)
-        after = (places + 1).clamp(max=ids.shape[1] - 1)
-        following = labels.gather(1, after.flatten(1)).view_as(places)
+        following = labels.gather(1, places.flatten(1) + 1).view_as(places)
         unbroken = ((following != IGNORED) & (anchors >= 0)[..., None]).cumprod(-1).bool()
         return {
             "input_ids": ids,
@@ -99,9 +98,8 @@ class MuonAdamW(torch.optim.Optimizer):
         others: list[torch.nn.Parameter] = []
         for name, weight in module.named_parameters():
             if weight.requires_grad:
-                (
-                    projections if name.endswith("proj.weight") and weight.ndim == 2 else others
-                ).append(weight)
+                is_projection = name.endswith("proj.weight") and weight.ndim == 2
+                (projections if is_projection else others).append(weight)
         self.parts: list[torch.optim.Optimizer] = []
         if projections:
             self.parts.append(

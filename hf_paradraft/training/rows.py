@@ -259,10 +259,8 @@ class RowCollator(ChoosingCollator):
         mask = torch.eye(depths.shape[1], dtype=torch.bool).repeat(len(rows), 1, 1)
         for index, sample in enumerate(rows):
             depth, position = sample["depths"], sample["position_ids"]
-            length = len(sample["depths"])
-            mask[index, :length, :length] = may_attend(
-                depth[:, None], position[:, None], depth, position
-            )
+            seen = may_attend(depth[:, None], position[:, None], depth, position)
+            mask[index, : len(depth), : len(depth)] = seen
         return {**batch, "attention_mask": mask[:, None]}
 
     def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:

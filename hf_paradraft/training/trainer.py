@@ -93,14 +93,13 @@ class ResumableTrainer(Trainer):
                 self.data_collator.epoch = int(self.state.epoch or 0)
             super()._run_epoch(*args, **kwargs)
 
-    def _get_train_sampler(self, train_dataset=None) -> LengthGroups:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
+    def _get_train_sampler(self, train_dataset: Any) -> LengthGroups:
         batch_size = (
             self.args.train_batch_size
             * self.args.gradient_accumulation_steps
             * self.args.world_size
         )
-        return LengthGroups(list(dataset["length"]), batch_size, self.args.seed)
+        return LengthGroups(list(train_dataset["length"]), batch_size, self.args.seed)
 
 
 class DepthTrainer(ResumableTrainer, ABC):
@@ -156,7 +155,7 @@ class DepthTrainer(ResumableTrainer, ABC):
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
             # the count is everyone's, and gradients are averaged
             loss = loss * self.accelerator.num_processes
-        return (loss, None) if return_outputs else loss
+        return loss
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Run `Trainer.evaluate`, and add the mean figure of each depth."""
