@@ -23,7 +23,6 @@ import typer
 from datasets import Dataset
 from lessons import LENGTH, Anchored, Rows, loss_of, low_rank_head, measured, tree_tau, untrained
 from recipe import CHANGES, KINDS, Kind
-from tqdm.auto import tqdm
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_paradraft import DSparkDrafter
@@ -85,13 +84,7 @@ def states(target: Target, train_file: TrainFile, cache_dir: Cache = Path("build
     torch.set_num_threads(1)
     model, tokenizer, data = opened(target, train_file)
     keeper = TargetStates(model, keys_of(model, tokenizer), None, cache_dir)
-    rows = sorted((data[index] for index in range(len(data))), key=lambda row: row["length"])
-    for begin in tqdm(range(0, len(rows), 8)):
-        lengths = [row["length"] for row in rows[begin : begin + 8]]
-        ids = torch.zeros((len(lengths), max(lengths) + -max(lengths) % 64), dtype=torch.long)
-        for index, row in enumerate(rows[begin : begin + 8]):
-            ids[index, : row["length"]] = torch.tensor(row["input_ids"])
-        keeper(ids, torch.tensor(lengths))
+    keeper.keep(data)
 
 
 @app.command()

@@ -23,15 +23,13 @@ from ..chat import (
     text_after,
     until_end,
 )
-from ..continuous import NoDrafter, can_join, continuous_batching
+from ..continuous import can_join, continuous_batching
 from ..decoding.checks import Refused
 from ..files import check_depth
 from ..protocol import Drafter
-from .caught_states import Catching
 from .data import tokenizer_hash
 from .source import thought_of, turns_of
 from .target import fingerprint
-from .target_states import TargetStates
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -87,8 +85,6 @@ class Target:
         seed: the seed of sampling.
         drafter: a drafter that makes the model faster; the answers stay the target's.
         joins: whether prompts may join a running batch, if target and drafter allow it.
-        states: the store of the answers' states, for trainings; None: they are not wanted.
-        max_length: the tokens of a text that a training takes, at most.
     """
 
     model: PreTrainedModel
@@ -99,8 +95,6 @@ class Target:
     seed: int = 0
     drafter: Drafter | None = None
     joins: bool = True
-    states: TargetStates | None = None
-    max_length: int = 512
 
     def __post_init__(self) -> None:
         self.tokenizer.padding_side = "left"
@@ -177,16 +171,15 @@ class Target:
                 (index for index in prompts if index not in done), key=lengths.__getitem__
             )
             encoded = [prompts[index] for index in waiting]
-            drafter = self._helper()
             options = {
-                "drafter": drafter,
+                "drafter": self.drafter,
                 "pad_token_id": self.tokenizer.pad_token_id,
                 **stopping(self.model, self.tokenizer),
             }
             try:
                 for number, ids in continuous_batching(self.model, encoded, *sizes, **options):
                     index = waiting[number]
-                    yield index, self._answered(rows[index], prompts[index], ids, drafter, number)
+                    yield index, self._answered(rows[index], prompts[index], ids)
             except Refused as error:
                 logger.warning_once(
                     "Prompts cannot join a running batch here (%s): they are answered batch by "
@@ -196,24 +189,11 @@ class Target:
                 self.joins = False
         for batch in batches(lengths, *sizes):
             if not done.issuperset(batch):
-                drafter = self._helper()
-                written = self._together(batch, prompts, drafter)
-                for number, (index, ids) in enumerate(zip(batch, written, strict=True)):
+                for index, ids in zip(batch, self._together(batch, prompts), strict=True):
                     if index not in done:
-                        row = self._answered(rows[index], prompts[index], ids, drafter, number)
-                        yield index, row
+                        yield index, self._answered(rows[index], prompts[index], ids)
 
-    def _helper(self) -> Drafter | None:
-        """Make the drafter of some prompts; it catches their states if those are wanted."""
-        return (
-            self.drafter
-            if self.states is None
-            else Catching(self.drafter or NoDrafter(), self.states.stored_keys)
-        )
-
-    def _together(
-        self, batch: list[int], prompts: dict[int, list[int]], drafter: Drafter | None
-    ) -> list[list[int]]:
+    def _together(self, batch: list[int], prompts: dict[int, list[int]]) -> list[list[int]]:
         """Generate the new tokens of one batch, padding included.
 
         Sampling is seeded per batch, so that a repeated batch draws alike.
@@ -224,7 +204,7 @@ class Target:
         )
         written = self.model.generate(
             **inputs.to(self.model.device),
-            assistant_model=drafter,
+            assistant_model=self.drafter,
             max_new_tokens=self.max_new_tokens,
             **sampling(self.temperature),
             **stopping(self.model, self.tokenizer),
@@ -232,12 +212,7 @@ class Target:
         return written[:, inputs["input_ids"].shape[1] :].tolist()
 
     def _answered(
-        self,
-        row: Mapping[str, Any],
-        prompt: list[int],
-        ids: list[int],
-        drafter: Drafter | None,
-        number: int,
+        self, row: Mapping[str, Any], prompt: list[int], ids: list[int]
     ) -> dict[str, Any]:
         """Make a row of the new tokens up to the one that ends them, as text and as ids.
 
@@ -246,15 +221,11 @@ class Target:
         Args:
             row: the prompt.
             prompt, ids: the prompt's tokens, and the new ones.
-            drafter: the drafter of these prompts, from `_helper`.
-            number: the place of this text among those that the drafter has seen.
         """
         ids, ended = until_end(ids, end_tokens(self.model))
         while not ended and ids[-1:] == [self.tokenizer.pad_token_id]:  # after a stop string
             ids = ids[:-1]
         ended = ended or len(ids) < self.max_new_tokens
-        if isinstance(drafter, Catching):
-            self.states.keep(torch.tensor([*prompt, *ids][: self.max_length]), drafter.take(number))
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
         text = text_after(self.tokenizer, prompt, ids)
         return answered(
@@ -300,7 +271,7 @@ class Server:
         temperature: the temperature of sampling; 0 is greedy.
         seed: the seed of sampling, to which the prompt's number is added.
         api_key: the key, if the server wants one; it goes nowhere else.
-        tokenizer, context, states: None, for they are not known here.
+        tokenizer, context: None, for they are not known here.
     """
 
     base_url: str
@@ -312,7 +283,6 @@ class Server:
     api_key: str | None = None
     tokenizer: None = None
     context: None = None
-    states: None = None
 
     def __post_init__(self) -> None:
         import openai  # an extra, which is missed before files are touched

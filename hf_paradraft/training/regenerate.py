@@ -100,8 +100,6 @@ def regenerate(
     with Journal.open(output, settings, overwrite) as journal:
         done = {row.get(NUMBER, place) for place, row in enumerate(journal.rows())}
         before, window = len(done), WINDOW * writer.batch_size
-        if writer.states is not None and before:
-            logger.warning("%d answers are there already: trainings compute their states.", before)
         bar = tqdm(total=len(fits), initial=before, desc="regenerate", unit="rows")
         for begin in range(0, len(fits), window):
             rows = dict(enumerate(fits[begin : begin + window], begin))

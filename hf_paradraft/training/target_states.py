@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import BoolTensor, LongTensor, Tensor
 from torch.nn.utils.rnn import pad_sequence
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
@@ -172,20 +174,13 @@ class TargetStates:
             )
         return torch.cat(distributions)
 
-    def keep(self, ids: LongTensor, caught: dict[FeatureKey, Tensor]) -> None:
-        """Keep a text's states that were caught while it was written.
-
-        Args:
-            ids: int64 `(N,)`, cut where training will cut it.
-            caught: the states by each of `stored_keys`, `(at least N - 1, hidden)`: nothing is
-                learned from the state of a last token.
-        """
-        assert self.folder is not None
-        states = {
-            key: F.pad(rows, (0, 0, 0, len(ids) - len(rows)))[None] for key, rows in caught.items()
-        }
-        (text,) = self._by_text(states, [len(ids)])
-        self._keep(_file_of(self.folder, ids), text)
+    def keep(self, rows: Dataset, batch_size: int = 8) -> None:
+        """Keep the states of samples from `encode_rows`, texts of similar length together."""
+        texts = sorted(map(torch.tensor, rows["input_ids"]), key=len)
+        for begin in tqdm(range(0, len(texts), batch_size), desc="states", unit="batches"):
+            batch = texts[begin : begin + batch_size]
+            ids, lengths = pad_sequence(batch, batch_first=True), torch.tensor([*map(len, batch)])
+            self(ids.to(self.target.device), lengths.to(self.target.device))
 
     def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
         """Split states `(B, N, hidden)` by text, with a normaliser for each token.
