@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -31,9 +31,6 @@ from .data import tokenizer_hash
 from .source import thought_of, turns_of
 from .target import fingerprint
 
-if TYPE_CHECKING:
-    from openai import OpenAI
-
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
 PATIENCE, RETRIES = 600.0, 5  # of a server: seconds for an answer, and further requests for it
@@ -50,26 +47,21 @@ SENT = (
 
 
 def answered(
-    row: Mapping[str, Any], text: str | None, ended: bool, said: Mapping[str, Any] = {}, **more: Any
+    row: Mapping[str, Any], answer: Mapping[str, Any], ended: bool, **more: Any
 ) -> dict[str, Any]:
     """Make a row of a prompt and its answer.
 
     Args:
         row: the prompt, with the tools that the target was offered.
-        text: the answer, without special tokens; None next to calls of tools.
+        answer: the answer's turn, without its role: `content`, thoughts, calls of tools.
         ended: whether the answer came to an end.
-        said: further parts of the answer's turn: thoughts, calls of tools.
         more: further columns: `ids` of prompt and answer, their `tokenizer`, `prompt_tokens`.
     """
-    written = {"finished": ended, **more}
     if "text" in row:
-        return {"text": row["text"] + (text or ""), **written}
-    tools = {"tools": row["tools"]} if "tools" in row else {}
-    return {
-        "messages": [*row["messages"], {"role": "assistant", "content": text, **said}],
-        **tools,
-        **written,
-    }
+        whole = {"text": row["text"] + answer["content"]}
+    else:
+        whole = {**row, "messages": [*row["messages"], {"role": "assistant", **answer}]}
+    return {**whole, "finished": ended, **more}
 
 
 @dataclass
@@ -227,10 +219,8 @@ class Target:
             ids = ids[:-1]
         ended = ended or len(ids) < self.max_new_tokens
         unlabelled = {"prompt_tokens": len(prompt)} if "messages" in row else {}
-        text = text_after(self.tokenizer, prompt, ids)
-        return answered(
-            row, text, ended, {}, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled
-        )
+        answer = {"content": text_after(self.tokenizer, prompt, ids)}
+        return answered(row, answer, ended, ids=[*prompt, *ids], tokenizer=self.hash, **unlabelled)
 
 
 def batches(
@@ -293,6 +283,15 @@ class Server:
             raise ValueError("The server's key has characters that no header can have.")
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"The server's address {self.base_url!r} has no http:// or https://.")
+        self.client = openai.OpenAI(
+            base_url=self.base_url,
+            api_key=self.api_key or "none",
+            timeout=PATIENCE,
+            max_retries=RETRIES,
+        )
+        # the environment's are for another server
+        self.client.organization = self.client.project = None
+        self.client._custom_headers = {}
 
     def fits(self, row: Mapping[str, Any]) -> bool:
         """Return True for any prompt: only the server knows its context."""
@@ -315,18 +314,9 @@ class Server:
         Raises:
             OSError: the server refuses, or does not answer.
         """
-        client = self.openai.OpenAI(
-            base_url=self.base_url,
-            api_key=self.api_key or "none",
-            timeout=PATIENCE,
-            max_retries=RETRIES,
-        )
-        # the environment's are for another server
-        client.organization = client.project = None
-        client._custom_headers = {}
-        with client, ThreadPoolExecutor(self.batch_size) as pool:
+        with ThreadPoolExecutor(self.batch_size) as pool:
             asked = {
-                pool.submit(self._ask, client, index, row): index
+                pool.submit(self._ask, index, row): index
                 for index, row in rows.items()
                 if index not in done
             }
@@ -360,15 +350,13 @@ class Server:
                     "and the options."
                 )
 
-    def _ask(
-        self, client: OpenAI, index: int, row: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], bool]:
+    def _ask(self, index: int, row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
         """Ask for one answer: the answered row, and whether the server took the prompt."""
         turns: Any = [
             {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
         ]
         try:
-            reply = client.chat.completions.create(
+            reply = self.client.chat.completions.create(
                 model=self.model,
                 messages=turns,
                 max_tokens=self.max_new_tokens,
@@ -398,7 +386,7 @@ class Server:
             logger.warning(
                 "%s refuses prompt %d: %s", self.base_url, index + 1, self._reason(error)
             )
-            return answered(row, "", False), False
+            return answered(row, {"content": ""}, False), False
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
                 f"{self.base_url.rstrip('/')}/chat/completions did not answer prompt {index + 1} "
@@ -407,7 +395,7 @@ class Server:
         # all of its tokens may have gone into thoughts
         whole = reason in ("stop", "tool_calls") and bool(text or calls)
         more = {name: value for name, value in said.items() if value}
-        return answered(row, text, whole, more), True
+        return answered(row, {"content": text, **more}, whole), True
 
     def _reason(self, error: Exception) -> str:
         """Describe in some words why a request failed."""

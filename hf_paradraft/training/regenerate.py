@@ -89,7 +89,7 @@ def regenerate(
             f"No prompt of {source} leaves room for {writer.max_new_tokens} tokens in the target's "
             f"context of {writer.context}."
         )
-    if (long := len(prompts) - len(refused) - len(fits)) > 0:
+    if long := len(prompts) - len(refused) - len(fits):
         logger.warning(
             "%d of %d prompts leave no room in the context: left out.", long, len(prompts)
         )
