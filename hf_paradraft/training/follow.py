@@ -90,11 +90,8 @@ class FollowTarget(TrainerCallback):
         learning_rate: float = 2e-4,
         batch_size: int = 8,
     ):
-        if least := [number for number in (every, max_tokens, num_steps, batch_size) if number < 1]:
-            raise ValueError(
-                "every, max_tokens, num_steps and batch_size have to be 1 at least, and one is "
-                f"{least[0]}."
-            )
+        if min(every, max_tokens, num_steps, batch_size) < 1:
+            raise ValueError("every, max_tokens, num_steps and batch_size have to be 1 at least.")
         if getattr(type(drafter), "training_options", None) is None:
             raise ValueError(
                 f"{type(drafter).__name__} is of no kind that is trained here: it cannot follow "

@@ -166,13 +166,11 @@ class TargetStates:
         wanted = states["normed"][rows, places]
         if "normaliser" in states:
             return (self.rows.logits(wanted).float() - states["normaliser"][rows, places]).exp()
-        distributions = []
-        for chunk in wanted.split(ROWS):
-            p = self.head.logits(chunk).float().softmax(-1)
-            distributions.append(
-                p if self.vocabulary is None else p[:, self.vocabulary.to(p.device)]
-            )
-        return torch.cat(distributions)
+        guessed = slice(None) if self.vocabulary is None else self.vocabulary.to(wanted.device)
+        chunks = wanted.split(ROWS)
+        return torch.cat(
+            [self.head.logits(chunk).float().softmax(-1)[:, guessed] for chunk in chunks]
+        )
 
     def keep(self, rows: Dataset, batch_size: int = 8) -> None:
         """Keep the states of samples from `encode_rows`, texts of similar length together."""
