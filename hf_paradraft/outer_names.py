@@ -30,8 +30,8 @@ find_adapter_config_file = inside("utils", "find_adapter_config_file", "recognis
 get_available_reporting_integrations = inside(
     "integrations", "get_available_reporting_integrations", "knows reporters by"
 )
-get_length_grouped_indices = inside(
-    "trainer_pt_utils", "get_length_grouped_indices", "orders training samples with"
+LengthGroupedSampler = inside(
+    "trainer_pt_utils", "LengthGroupedSampler", "orders training samples with"
 )
 # since 5.24 assisted generation compiles its verification over static caches
 ASSISTS_COMPILED = OUTPUT_CACHE == "cache"

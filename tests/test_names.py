@@ -50,8 +50,8 @@ import os
 import sys
 import warnings
 import torch
-import transformers, transformers.cache_utils, transformers.trainer_pt_utils
-import transformers.models.gemma4.modeling_gemma4
+import transformers, transformers.cache_utils
+import transformers.models.gemma4.modeling_gemma4, transformers.models.llama.modeling_llama
 warnings.simplefilter("ignore")
 sys.path.insert(0, "tests")
 for gone in GONE:
@@ -82,7 +82,7 @@ def test_a_name_that_is_gone():
     """It is gone while the library is imported; transformers itself has it back after that."""
     not_needed = [  # by this call
         ("transformers.models.gemma4.modeling_gemma4", "Gemma4TextScaledWordEmbedding"),
-        ("transformers.trainer_pt_utils", "get_length_grouped_indices"),
+        ("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb"),
     ]
     needed = [("transformers.cache_utils", "LinearAttentionCacheLayerMixin")]
     program = f"GONE = {[not_needed, needed]!r}\n{GONE}"

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import LongTensor, Tensor
-from torch.utils.data import Sampler
 from transformers import Trainer, TrainingArguments
 
 from ..decoding.tree_attention import without_cudnn_attention
-from ..outer_names import get_length_grouped_indices
+from ..outer_names import LengthGroupedSampler
 from .rows import IGNORED, SHAPES, ChoosingCollator, CodConfig
 
 
-class LengthGroups(Sampler[int]):
+class LengthGroups(LengthGroupedSampler):
     """Samples of similar length together, in an order that depends only on the seed and the epoch.
 
     transformers' own draws its order from the global generator, so a run that is resumed in a later
@@ -29,18 +27,13 @@ class LengthGroups(Sampler[int]):
     """
 
     def __init__(self, lengths: list[int], batch_size: int, seed: int):
-        self.lengths, self.batch_size, self.seed, self.epoch = lengths, batch_size, seed, 0
+        super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
+        self.seed = seed
+        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the order depends on; Trainer calls this before each epoch."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def __iter__(self) -> Iterator[int]:
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.epoch)
-        return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
+        self.generator.manual_seed(1_000_003 * self.seed + epoch)
 
 
 class ResumableTrainer(Trainer):
