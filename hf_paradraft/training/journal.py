@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock, Timeout
-
 from ..files import other_settings, read_json, rows_of, whole, write_json
+from .output import written_alone
 
 # after a journal's name: how its rows are made, and rows of a finished run that are overwritten
 RUN, FORMER = ".run", ".former"
@@ -62,16 +61,10 @@ class Journal:
             ValueError: the file's rows were made otherwise, or it is not known how.
             OSError: another process is writing it.
         """
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with FileLock(file.with_name(f".{file.name}.lock"), timeout=0):
-                journal = cls(file, settings, overwrite)
-                yield journal
-                journal.former.unlink(missing_ok=True)
-        except Timeout:
-            raise OSError(
-                f"Another process is writing {file}: wait for it, or name another output."
-            ) from None
+        with written_alone(file, file.with_name(f".{file.name}.lock")):
+            journal = cls(file, settings, overwrite)
+            yield journal
+            journal.former.unlink(missing_ok=True)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Read the rows so far."""

@@ -8,14 +8,16 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from time import time
 from typing import Any
 from zipfile import is_zipfile
 
+from filelock import Timeout
+from huggingface_hub.utils import WeakFileLock
 from transformers import TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
@@ -23,8 +25,8 @@ from ..files import PUBLISHED, check_whole, other_settings, read_json, share_wei
 
 logger = logging.get_logger(__name__)
 RUN = "run.json"  # in every whole checkpoint, written last: how its run was made
-# where a model is written, and where the files of the weights before go
-NEW, FORMER = ".paradraft.new", "former"
+# where a model is written, where the files of the weights before go, and what a run holds meanwhile
+NEW, FORMER, LOCK = ".paradraft.new", "former", ".paradraft.lock"
 CHECKPOINT = re.compile(rf"checkpoint-(\d+)(\.{FORMER}(-\d+)?)?")  # or one laid aside
 MADE_HERE = ".paradraft"  # in every checkpoint, whole or not: the seconds of its run so far
 OF_WEIGHTS = ("bench.json.part", "tau.png", "training_args.bin")
@@ -58,7 +60,7 @@ def check_output(
         raise ValueError("--resume goes on with what --overwrite replaces: pass one of them.")
     if output_dir.exists() and not output_dir.is_dir():
         raise ValueError(f"{output_dir} is a file; the output must be a folder.")
-    if output_dir.is_dir() and any(output_dir.iterdir()) and not (resume or overwrite):
+    if not (resume or overwrite) and any(file.name != LOCK for file in output_dir.glob("*")):
         raise ValueError(
             f"{output_dir} already has files: pass --resume to go on, --overwrite to replace, or "
             "another folder."
@@ -68,6 +70,27 @@ def check_output(
             f"{output_dir} has a model and no checkpoint to go on from: pass --overwrite to "
             "replace it, or another."
         )
+
+
+@contextmanager
+def written_alone(output: Path, lock: Path) -> Iterator[None]:
+    """Refuse an output that another process is writing.
+
+    Args:
+        output: the file or folder.
+        lock: the file that is locked meanwhile; its folder is made if need be.
+
+    Raises:
+        OSError: another process has locked it.
+    """
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with WeakFileLock(lock, timeout=1):
+            yield
+    except Timeout:
+        raise OSError(
+            f"Another process is writing {output}: wait for it, or name another output."
+        ) from None
 
 
 def _checkpoints(output_dir: Path) -> list[Path]:

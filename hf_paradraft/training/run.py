@@ -12,6 +12,7 @@ import math
 import operator
 import time
 from abc import ABC, abstractmethod
+from contextlib import nullcontext
 from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from importlib import import_module
@@ -24,7 +25,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArgum
 
 from ..outer_names import get_available_reporting_integrations
 from .data import encode_rows
-from .output import Checkpoints, check_output, newest_checkpoint, replace_model
+from .output import (
+    LOCK,
+    Checkpoints,
+    check_output,
+    newest_checkpoint,
+    replace_model,
+    written_alone,
+)
 from .source import load_rows
 from .target import check_context, check_ids, fingerprint, open_tokenizer
 from .trainer import ResumableTrainer
@@ -295,29 +303,32 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     drafter = run.untrained(inputs)
     trainer = run.trainer(drafter, inputs)
     trainer.add_callback(checkpoints := Checkpoints(settings, arguments, checkpoint))
-    trainer.train(resume_from_checkpoint=checkpoint)
-    run.finish(trainer)
-    record: dict[str, Any] = {
-        "method": run.kind,
-        **run.record(),
-        "samples": len(train_set),
-        "steps": trainer.state.global_step,
-        "learning_rate": arguments.learning_rate,
-        "seed": run.seed,
-        "seconds": round(time.time() - checkpoints.begun, 1),
-    }
+    is_writer = trainer.is_world_process_zero()
 
-    def save() -> None:
-        if trainer.is_world_process_zero():
+    def save(record: dict[str, Any]) -> None:
+        if is_writer:
             replace_model(run.output_dir, partial(run.save, drafter, tokenizer, record))
 
-    drafter.eval()
-    save()  # before anything is measured, which may fail
-    if eval_set is not None:
-        record["eval"] = trainer.evaluate()
+    alone = written_alone(run.output_dir, run.output_dir / LOCK)
+    with alone if is_writer else nullcontext():
+        trainer.train(resume_from_checkpoint=checkpoint)
+        run.finish(trainer)
+        record: dict[str, Any] = {
+            "method": run.kind,
+            **run.record(),
+            "samples": len(train_set),
+            "steps": trainer.state.global_step,
+            "learning_rate": arguments.learning_rate,
+            "seed": run.seed,
+            "seconds": round(time.time() - checkpoints.begun, 1),
+        }
         drafter.eval()
-        record |= run.measure(drafter, inputs)
-        save()
+        save(record)  # before anything is measured, which may fail
+        if eval_set is not None:
+            record["eval"] = trainer.evaluate()
+            drafter.eval()
+            record |= run.measure(drafter, inputs)
+            save(record)
     return run.result(drafter)
 
 

@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 from datasets import Dataset
+from filelock import FileLock
 from safetensors.torch import load_file
 from tiny import MASK, tiny_model
 from trained import (
@@ -195,6 +196,31 @@ def test_a_run_that_is_stopped_in_its_first_checkpoint_leaves_the_former_ones(
     assert any(not torch.equal(tensor, after[name]) for name, tensor in before.items())
     train_pard(*paths, max_steps=4, seed=2, overwrite=True, **options)
     assert checkpoints(folder / "out") == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_two_runs_do_not_write_one_folder(folder):
+    """Their checkpoints and weights were mixed."""
+    options = {**OPTIONS, "mask_token_id": MASK, "num_depths": 3}
+    paths = folder / "target", folder / "rows.jsonl", folder / "out"
+    train_pard(*paths, max_steps=2, **options)
+    lock = folder / "out" / ".paradraft.lock"
+
+    def files():
+        return {
+            file: file.read_bytes()
+            for file in (folder / "out").rglob("*")
+            if file.is_file() and file != lock
+        }
+
+    before = files()
+    with FileLock(lock):
+        for how in ({"resume": True, "max_steps": 4}, {"overwrite": True, "max_steps": 2}):
+            with pytest.raises(OSError, match=r"Another process is writing .*out"):
+                train_pard(*paths, **how, **options)
+    assert files() == before
+    (folder / "new").mkdir()
+    (folder / "new" / ".paradraft.lock").touch()  # of a run that was killed before its first step
+    train_pard(*paths[:2], folder / "new", max_steps=2, **options)
 
 
 def test_a_full_disk_is_one_sentence(run, folder, monkeypatch):
