@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -29,7 +28,7 @@ from ..files import check_depth
 from ..protocol import Drafter
 from .data import tokenizer_hash
 from .source import thought_of, turns_of
-from .target import fingerprint
+from .target import fingerprint, short_hash
 
 logger = logging.get_logger(__name__)
 TYPICAL_PROMPT = 256  # tokens of a prompt; a batch of longer ones has fewer rows
@@ -101,7 +100,7 @@ class Target:
         return {
             "target": self.model.name_or_path,
             "tokenizer": self.hash,
-            "template": hashlib.sha256(str(self.tokenizer.chat_template).encode()).hexdigest()[:16],
+            "template": short_hash(str(self.tokenizer.chat_template)),
             "weights": fingerprint(self.model),
             "dtype": str(self.model.dtype),
             "max_new_tokens": self.max_new_tokens,

@@ -2,7 +2,6 @@
 a label.
 """
 
-import hashlib
 import json
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -17,6 +16,7 @@ from transformers.utils import logging
 from ..chat import RefusedTurns, render_chat
 from .rows import IGNORED
 from .source import THOUGHTS, leave_out, text_of, tools_of, turns_of
+from .target import short_hash
 
 logger = logging.get_logger(__name__)
 ANSWER = "paradraftanswer"  # no template has it
@@ -174,9 +174,7 @@ def _around(
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash a tokenizer's vocabulary, to tell apart tokenizers whose ids mean other tokens."""
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[
-        :16
-    ]
+    return short_hash(json.dumps(sorted(tokenizer.get_vocab().items())))
 
 
 def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
@@ -195,7 +193,7 @@ def encode_written(row: Mapping[str, Any]) -> dict[str, list[int]]:
             "'ids' must be a list of token ids, and 'prompt_tokens' a number, but are "
             f"{reprlib.repr(ids)}."
         )
-    return {"input_ids": list(ids), "labels": [IGNORED] * unlabelled + ids[unlabelled:]}
+    return {"input_ids": ids, "labels": [IGNORED] * unlabelled + ids[unlabelled:]}
 
 
 def encode_rows(

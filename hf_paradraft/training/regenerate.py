@@ -2,7 +2,6 @@
 will be judged by.
 """
 
-import hashlib
 import json
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ from .answers import Server, Target
 from .journal import Journal, check_output_file
 from .prompts import WORDS, disjoint, prompts_of
 from .source import leave_out
+from .target import short_hash
 
 logger = logging.get_logger(__name__)
 NUMBER = "index"  # of a row's prompt, until all rows are there
@@ -56,26 +56,27 @@ def regenerate(
     """
     check_output_file(output, source, avoid)
     prompts = list(islice(prompts_of(source, prompt_tokens, writer.tokenizer), count))
-    if avoid is not None and prompts:
-        total, prompts = len(prompts), disjoint(prompts, rows_of(avoid, "train"))
-        if len(prompts) < total:
-            logger.warning(
-                "%d of %d prompts share %d words with %s: left out.",
-                total - len(prompts),
-                total,
-                WORDS,
-                avoid,
-            )
-        if not prompts:
-            raise ValueError(
-                f"Every prompt of {source} shares {WORDS} words in a row with {avoid}: nothing is "
-                "left to answer."
-            )
     if not prompts:
         raise ValueError(
             f"{source} has no prompts: chats need a turn before the assistant's, and texts some "
             "tokens."
         )
+    if avoid is not None:
+        kept = disjoint(prompts, rows_of(avoid, "train"))
+        if not kept:
+            raise ValueError(
+                f"Every prompt of {source} shares {WORDS} words in a row with {avoid}: nothing is "
+                "left to answer."
+            )
+        if shared := len(prompts) - len(kept):
+            logger.warning(
+                "%d of %d prompts share %d words with %s: left out.",
+                shared,
+                len(prompts),
+                WORDS,
+                avoid,
+            )
+        prompts = kept
     fits, refused = [], []
     for number, row in enumerate(prompts, 1):
         try:
@@ -93,10 +94,7 @@ def regenerate(
         logger.warning(
             "%d of %d prompts leave no room in the context: left out.", long, len(prompts)
         )
-    settings = {
-        **writer.settings(),
-        "prompts": hashlib.sha256(json.dumps(fits, default=str).encode()).hexdigest()[:16],
-    }
+    settings = {**writer.settings(), "prompts": short_hash(json.dumps(fits, default=str))}
     with Journal.open(output, settings, overwrite) as journal:
         done = {row.get(NUMBER, place) for place, row in enumerate(journal.rows())}
         before, window = len(done), WINDOW * writer.batch_size

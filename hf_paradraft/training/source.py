@@ -174,10 +174,6 @@ def leave_out(refused: list[str], count: int) -> None:
         ValueError: they are more than half of all rows.
     """
     if len(refused) > MANY * count:
-        raise ValueError(
-            refused[0]
-            if count == 1
-            else f"{len(refused)} of {count} rows cannot be used. {refused[0]}"
-        )
+        raise ValueError(f"{len(refused)} of {count} rows cannot be used. {refused[0]}")
     if refused:
         logger.warning("%d of %d rows are left out. %s", len(refused), count, refused[0])

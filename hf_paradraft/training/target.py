@@ -212,6 +212,11 @@ def _reading(name: str | Path) -> Iterator[None]:
         raise
 
 
+def short_hash(text: str) -> str:
+    """Hash a text to 16 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> str:
     """Hash the names and a few numbers of all weights.
 

@@ -27,7 +27,7 @@ from ..decoding.target_head import TargetHead
 from ..files import other_settings, read_json, whole, write_json
 from ..protocol.drafter import FeatureKey
 from .rows import SHAPES
-from .target import fingerprint
+from .target import fingerprint, short_hash
 
 logger = logging.get_logger(__name__)
 RECORD = "target.json"  # in a folder of states: the target that they are of
@@ -94,9 +94,7 @@ class TargetStates:
         }
         self.identity = {
             "weights": fingerprint(target),
-            "config": hashlib.sha256(
-                json.dumps(config, sort_keys=True, default=str).encode()
-            ).hexdigest()[:16],
+            "config": short_hash(json.dumps(config, sort_keys=True, default=str)),
             "dtype": str(target.dtype),
         }
         recorded: dict[str, Any] = {**self.identity, "keys": self.keys}

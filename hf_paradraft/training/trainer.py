@@ -59,7 +59,7 @@ class ResumableTrainer(Trainer):
             ValueError: the loss is not finite.
         """
         loss = super().training_step(*args, **kwargs)
-        if not torch.isfinite(loss).all():
+        if not loss.isfinite():
             raise ValueError(
                 f"The loss is {loss.item()} in step {self.state.global_step + 1}: lower the "
                 f"learning rate ({self.args.learning_rate:g}). What was saved before is as it was."
