@@ -181,12 +181,15 @@ class FollowTarget(TrainerCallback):
         judged = [text for text in whole if text["held"]]
         if not learned or not judged:
             return None
+        if self.pupil is None:
+            self.pupil = copy.deepcopy(self.drafter).float()
+        pupil = copy.deepcopy(self.pupil)  # a lesson that is cut off leaves nothing half learned
         with _untouched(model), tempfile.TemporaryDirectory() as folder:
+            pupil.attach(model)
             at_once = self.batch_size if interrupted is None else 1
-            trainer = self._trainer(model, (learned, judged), folder, arguments, at_once)
+            trainer = self._trainer(pupil, model, (learned, judged), folder, arguments, at_once)
             if interrupted is not None:
                 trainer.add_callback(_Interruption(interrupted))
-            old, kept = copy.deepcopy(self.pupil.state_dict()), False
             try:
                 before, after = trainer.evaluate()["eval_loss"], None
                 try:
@@ -194,21 +197,20 @@ class FollowTarget(TrainerCallback):
                     after = trainer.evaluate()["eval_loss"]
                 except ValueError as error:  # the loss is no number any more
                     logger.warning("The drafter has learned nothing. %s", error)
-                if kept := after is not None and after < before:
-                    pairs = zip(self.drafter.parameters(), self.pupil.parameters(), strict=True)
-                    for mine, taught in pairs:
-                        mine.data.copy_(taught.data)
             except _GivenUp:
                 return None
-            finally:
-                if not kept:  # an interrupt, too, leaves nothing half learned
-                    self.pupil.load_state_dict(old)
+        if kept := after is not None and after < before:
+            self.pupil = pupil
+            weights = zip(self.drafter.parameters(), pupil.parameters(), strict=True)
+            for mine, taught in weights:
+                mine.data.copy_(taught.data)
         self.lessons.append(Lesson(step, before, after, kept, time.perf_counter() - begun))
         logger.info("%s", self.lessons[-1])
         return self.lessons[-1]
 
     def _trainer(
         self,
+        pupil: Any,
         target: PreTrainedModel,
         texts: tuple[list[dict[str, Any]], list[dict[str, Any]]],
         folder: str,
@@ -220,15 +222,12 @@ class FollowTarget(TrainerCallback):
 
         from .run import RunInputs, options_of
 
-        if self.pupil is None:
-            self.pupil = copy.deepcopy(self.drafter).float()
-        self.pupil.attach(target)
         record = self.drafter.paradraft.get("training") or {}
         kind = options_of(type(self.drafter))
         needed = {item.name: "" for item in fields(kind) if item.default is MISSING}
         known = {item.name: record[item.name] for item in fields(kind) if item.name in record}
         options = kind(**{**needed, **known})
-        outer: dict[str, Any] = {"use_cpu": self.pupil.device.type == "cpu"}
+        outer: dict[str, Any] = {"use_cpu": pupil.device.type == "cpu"}
         if arguments is not None:
             outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}
             outer["accelerator_config"] = {"use_configured_state": True}  # its trainer's stays
@@ -249,7 +248,7 @@ class FollowTarget(TrainerCallback):
             **outer,
         )
         sets = map(Dataset.from_list, texts)
-        trainer = options.trainer(self.pupil, RunInputs(target, None, inner, *sets))
+        trainer = options.trainer(pupil, RunInputs(target, None, inner, *sets))
         trainer.remove_callback(PrinterCallback)
         return trainer
 

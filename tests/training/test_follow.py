@@ -117,7 +117,7 @@ def test_prompts_are_not_learned_and_the_oldest_texts_go(tmp_path):
     assert all(text["labels"][:4].count(-100) == 3 for text in follow.texts)
     learned = [text for text in follow.texts if not text["held"]]
     judged = [text for text in follow.texts if text["held"]] or list(follow.texts)
-    trainer = follow._trainer(target, (learned, judged), str(tmp_path), None, 8)
+    trainer = follow._trainer(drafter, target, (learned, judged), str(tmp_path), None, 8)
     rows = list(trainer.train_dataset)
     assert all(
         row["labels"][:3] == [-100] * 3 and row["labels"][3:] == row["input_ids"][3:]
