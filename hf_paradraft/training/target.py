@@ -95,28 +95,15 @@ def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
             )
 
 
-def check_there(name: str | Path) -> None:
-    """Refuse a path on this machine that does not exist.
-
-    As a name on the Hub, such a path would only be an odd one.
-
-    Raises:
-        OSError: nothing is there.
-    """
-    if str(name).startswith(("/", "./", "../", "~")) and not Path(name).exists():
-        raise OSError(f"There is no folder {name}.")
-
-
 @names_folder
 def config_of(name: str | Path) -> PreTrainedConfig:
-    """Load the config of a causal LM from a folder or the Hub.
+    """Load the config of a causal LM from a folder, the Hub or a `.gguf` file.
 
     Raises:
         OSError, ValueError: nothing readable there.
     """
-    check_there(name)
-    with _reading(name):
-        return AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with _reading(name) as (folder, file):
+        return AutoConfig.from_pretrained(folder, **file, trust_remote_code=False)
 
 
 @names_folder
@@ -126,12 +113,10 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     Raises:
         OSError, ValueError: as for `open_model`; or a folder has none.
     """
-    if Path(name).is_dir() and not any(
-        file.exists() for pattern in TOKENIZERS for file in Path(name).glob(pattern)
-    ):
+    found = (any(Path(name).glob(pattern)) for pattern in TOKENIZERS)
+    if Path(name).is_dir() and not any(found):
         raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
-    folder, file = _place_of(name)
-    with _reading(name):
+    with _reading(name) as (folder, file):
         return AutoTokenizer.from_pretrained(folder, **file, trust_remote_code=False)
 
 
@@ -149,12 +134,11 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
         OSError, ValueError: nothing loadable there, a damaged file, missing weights, or a packed
             file that cannot be read.
     """
-    folder, file = _place_of(name)
-    if file and whole:
-        loading["quantization_config"] = GgufConfig(dequantize=True)
-    elif file:
-        loading["dtype"] = torch.float32
-    with _reading(name):
+    with _reading(name) as (folder, file):
+        if file and whole:
+            loading["quantization_config"] = GgufConfig(dequantize=True)
+        elif file:
+            loading["dtype"] = torch.float32
         model, info = AutoModelForCausalLM.from_pretrained(
             folder, **loading, **file, trust_remote_code=False, output_loading_info=True
         )
@@ -173,29 +157,27 @@ def open_fast(name: str | Path, **loading: Any) -> PreTrainedModel:
     return open_model(name, dtype=dtype, **loading)
 
 
-def _place_of(name: str | Path) -> tuple[str | Path, dict[str, str]]:
-    """Find the folder of a model, and the argument that names a packed file in it, if it is one.
+@contextmanager
+def _reading(name: str | Path) -> Iterator[tuple[str | Path, dict[str, str]]]:
+    """Yield the folder of a model, and the argument that names a packed file in it, if it is one.
+
+    Errors of the block, which transformers raises of many kinds, become sentences.
 
     Raises:
-        OSError: nothing is there.
+        OSError, ValueError: nothing is there, or it cannot be read.
     """
-    if is_packed(name):
-        return Path(name).parent, {"gguf_file": Path(name).name}
-    check_there(name)
-    return name, {}
-
-
-@contextmanager
-def _reading(name: str | Path) -> Iterator[None]:
-    """Say in a sentence why files cannot be read: transformers raises errors of many kinds."""
+    packed = is_packed(name)
+    # as a name on the Hub, such a path would only be an odd one
+    if str(name).startswith(("/", "./", "../", "~")) and not Path(name).exists():
+        raise OSError(f"There is no folder {name}.")
     try:
-        yield
+        yield (Path(name).parent, {"gguf_file": Path(name).name}) if packed else (name, {})
     except SafetensorError as error:
         raise OSError(
             f"a weights file is truncated or damaged ({error}): download or save it again."
         ) from None
     except Exception as error:
-        if is_packed(name):
+        if packed:
             if isinstance(error, ImportError):
                 raise OSError(
                     f"Reading {name} needs another package: pip install gguf ({error})."
