@@ -185,7 +185,6 @@ class AnchorTrainer(DepthTrainer):
 class AnchorTraining(TargetTraining):
     """Options of training on anchors."""
 
-    optimiser: ClassVar[str | None] = "muon"
     fading: ClassVar[float]  # the weight of each further guess, of that before it
 
     num_anchors: int = option("Places in each text from which it goes on, at most.", 32, least=1)

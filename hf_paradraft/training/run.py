@@ -97,7 +97,6 @@ class TrainingOptions(ABC):
 
     kind: ClassVar[str]
     example: ClassVar[str]
-    optimiser: ClassVar[str | None] = None  # where it is another one than `optim` says
     recorded: ClassVar[
         tuple[str, ...]
         # names of options that are kept with the drafter, in addition to those of its base classes
@@ -364,6 +363,4 @@ def _settings(
         **options,
         **{name: getattr(arguments, name) for name in SAME_ARGUMENTS},
     }
-    if run.optimiser is not None:
-        settings["optimiser"] = run.optimiser
     return json.loads(json.dumps(settings, default=str))  # as they are read back

@@ -230,37 +230,6 @@ def test_projections_are_trained_by_muon_unless_another_optimiser_is_asked_for(f
     assert len(muon.param_groups[0]["params"]) == 8  # of attention, MLP and `eh_proj`
 
 
-def test_a_run_of_the_former_optimiser_is_not_gone_on_with(folder):
-    options = {**OPTIONS, **SMALL["mtp"]}
-    train_mtp(
-        folder / "target",
-        folder / "some.jsonl",
-        folder / "out",
-        max_steps=1,
-        save_steps=1,
-        **options,
-    )
-    record = folder / "out" / "checkpoint-1" / "run.json"
-    record.write_text(
-        json.dumps(
-            {
-                name: value
-                for name, value in json.loads(record.read_text()).items()
-                if name != "optimiser"
-            }
-        )
-    )
-    with pytest.raises(ValueError, match="optimiser: None there, muon now"):
-        train_mtp(
-            folder / "target",
-            folder / "some.jsonl",
-            folder / "out",
-            max_steps=2,
-            resume=True,
-            **options,
-        )
-
-
 @pytest.mark.parametrize(("what", "other"), [("mtp", {"new": True}), ("eagle3", {"num_layers": 2})])
 def test_a_trained_drafter_is_gone_on_with(what, other, folder):
     rows, options = folder / "some.jsonl", {**OPTIONS, **SMALL[what], "max_steps": 1}
