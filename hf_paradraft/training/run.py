@@ -124,11 +124,7 @@ class TrainingOptions(ABC):
     overwrite: bool = option("Write into an output folder that has files.", False)
 
     def __post_init__(self):
-        # a folder is a Path, or a name like a Hub id, however it is given
-        for item in fields(self):
-            value, wanted = getattr(self, item.name), Path if "Path" in str(item.type) else str
-            if isinstance(value, str | Path) and not isinstance(value, wanted):
-                setattr(self, item.name, wanted(value))
+        self.output_dir = Path(self.output_dir)
 
     @property
     @abstractmethod

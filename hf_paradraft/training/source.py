@@ -71,7 +71,7 @@ def _with_messages(source: str | Path, number: int, row: dict[str, Any]) -> dict
         return {**row, "messages": [*messages, *chat]} if isinstance(chat, list) else row
     for turn in row["conversations"] if isinstance(row["conversations"], list) else [None]:
         said = turn if isinstance(turn, Mapping) else {}
-        role = SHAREGPT.get(str(said.get("from"))) if said.get("role") is None else said["role"]
+        role = said.get("role") or SHAREGPT.get(str(said.get("from")))
         content = said.get("value") if said.get("content") is None else said["content"]
         if role is None or (content is None and not said.get("tool_calls")):
             raise ValueError(

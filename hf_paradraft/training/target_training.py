@@ -62,6 +62,11 @@ class TargetTraining(TrainingOptions):
         "Size of that folder in GB, at most; default: 50.", None, least=0
     )
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.cache_dir is not None:
+            self.cache_dir = Path(self.cache_dir)
+
     @property
     def source(self) -> str:
         """Implement `TrainingOptions.source`."""

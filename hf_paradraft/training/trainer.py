@@ -29,7 +29,6 @@ class LengthGroups(LengthGroupedSampler):
     def __init__(self, lengths: list[int], batch_size: int, seed: int):
         super().__init__(batch_size, lengths=lengths, generator=torch.Generator())
         self.seed = seed
-        self.set_epoch(0)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch that the order depends on; Trainer calls this before each epoch."""
