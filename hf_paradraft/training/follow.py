@@ -104,7 +104,8 @@ class FollowTarget(TrainerCallback):
                 f"Lessons need {error.name}, which is not installed: pip install "
                 "'hf-paradraft[train]'."
             ) from error
-        options_of(type(drafter)).check_drafter(drafter)
+        self.kind = options_of(type(drafter))
+        self.kind.check_drafter(drafter)
         self.drafter, self.every, self.max_tokens = drafter, every, max_tokens
         self.num_steps, self.learning_rate, self.batch_size = num_steps, learning_rate, batch_size
         self.lessons: list[Lesson] = []
@@ -220,13 +221,13 @@ class FollowTarget(TrainerCallback):
         """Make the trainer of the kind's own run, with the options of the drafter's training."""
         from datasets import Dataset
 
-        from .run import RunInputs, options_of
+        from .run import RunInputs
 
         record = self.drafter.paradraft.get("training") or {}
-        kind = options_of(type(self.drafter))
-        needed = {item.name: "" for item in fields(kind) if item.default is MISSING}
-        known = {item.name: record[item.name] for item in fields(kind) if item.name in record}
-        options = kind(**{**needed, **known})
+        options = fields(self.kind)
+        needed = {item.name: "" for item in options if item.default is MISSING}
+        known = {item.name: record[item.name] for item in options if item.name in record}
+        run = self.kind(**{**needed, **known})
         outer: dict[str, Any] = {"use_cpu": pupil.device.type == "cpu"}
         if arguments is not None:
             outer = {name: getattr(arguments, name) for name in ("bf16", "fp16", "use_cpu")}
@@ -248,7 +249,7 @@ class FollowTarget(TrainerCallback):
             **outer,
         )
         sets = map(Dataset.from_list, texts)
-        trainer = options.trainer(pupil, RunInputs(target, None, inner, *sets))
+        trainer = run.trainer(pupil, RunInputs(target, None, inner, *sets))
         trainer.remove_callback(PrinterCallback)
         return trainer
 
