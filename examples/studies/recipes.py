@@ -82,9 +82,10 @@ Cache = Annotated[Path, typer.Option(help="Keeps its states.")]
 def states(target: Target, train_file: TrainFile, cache_dir: Cache = Path("build/states")) -> None:
     """Run the target once over all texts: trials begin with the same."""
     torch.set_num_threads(1)
-    model, tokenizer, data = opened(target, train_file)
+    model, tokenizer, _ = opened(target, train_file)
     keeper = TargetStates(model, keys_of(model, tokenizer), None, cache_dir)
-    keeper.keep(data)
+    for file in train_file:
+        keeper.keep(file, tokenizer, LENGTH)
 
 
 @app.command()

@@ -103,11 +103,9 @@ def regenerate(
     A drafter then learns from the texts that it will be judged by.
     """
     from ..training.answers import Server, Target
-    from ..training.data import encode_rows
     from ..training.journal import check_output_file
     from ..training.prompts import invent as write_prompts
     from ..training.regenerate import regenerate as run
-    from ..training.source import load_rows
     from ..training.target_states import TargetStates
 
     if (prompts is None) == (invent is None):
@@ -142,11 +140,18 @@ def regenerate(
     source: str | Path = prompts
     if invent is not None:
         source = output.with_name(f"{output.name}.prompts.jsonl")
-        drawn = {"batch_size": batch_size, "seed": seed}
-        write_prompts(model, tokenizer, invent, source, **drawn, overwrite=overwrite)
+        write_prompts(
+            model,
+            tokenizer,
+            invent,
+            source,
+            batch_size=batch_size,
+            seed=seed,
+            overwrite=overwrite,
+        )
     rows = run(writer, source, output, overwrite=overwrite, avoid=avoid, count=invent)
     if states is not None:
-        kept.keep(encode_rows(load_rows(output), tokenizer, max_length or 512))
+        kept.keep(output, tokenizer, max_length or 512)
     console.print(f"{rows} rows written to {output}")
 
 

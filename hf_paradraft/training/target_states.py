@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from datasets import Dataset
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import BoolTensor, LongTensor, Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..chat import learned_context
@@ -26,7 +25,9 @@ from ..decoding.features import Features, decoder_of
 from ..decoding.target_head import TargetHead
 from ..files import other_settings, read_json, whole, write_json
 from ..protocol.drafter import FeatureKey
+from .data import encode_rows
 from .rows import SHAPES
+from .source import load_rows
 from .target import fingerprint, short_hash
 
 logger = logging.get_logger(__name__)
@@ -170,8 +171,22 @@ class TargetStates:
             [self.head.logits(chunk).float().softmax(-1)[:, guessed] for chunk in chunks]
         )
 
-    def keep(self, rows: Dataset, batch_size: int = 8) -> None:
-        """Keep the states of samples from `encode_rows`, texts of similar length together."""
+    def keep(
+        self,
+        source: str | Path,
+        tokenizer: PreTrainedTokenizerBase,
+        max_length: int,
+        batch_size: int = 8,
+    ) -> None:
+        """Keep the states of a training's samples, texts of similar length together.
+
+        Args:
+            source: a JSON-lines file or a Hub dataset, as for the training.
+            tokenizer: the target's tokenizer.
+            max_length: the tokens of a sample, at most.
+            batch_size: the samples that the target reads together.
+        """
+        rows = encode_rows(load_rows(source), tokenizer, max_length)
         texts = sorted(map(torch.tensor, rows["input_ids"]), key=len)
         for begin in tqdm(range(0, len(texts), batch_size), desc="states", unit="batches"):
             batch = texts[begin : begin + batch_size]
