@@ -21,7 +21,6 @@ def acceptance_of(
     drafter: PreTrainedModel, target: PreTrainedModel | str | Path, inputs: RunInputs, count: int
 ) -> dict[str, Any]:
     """Measure and print the acceptance on the first `count` evaluation rows, for the record."""
-    assert inputs.eval_set is not None
     judged = inputs.eval_set.select(range(min(count, len(inputs.eval_set))))
     measured = acceptance(target, drafter, inputs.tokenizer, judged)
     print(json.dumps(measured, indent=1))

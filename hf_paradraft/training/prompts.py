@@ -169,9 +169,7 @@ def invent(
         "temperature": temperature,
         "drawn": [batch_size, seed],
     }
-    ids = torch.tensor([opened], device=target.get_input_embeddings().weight.device).expand(
-        batch_size, -1
-    )
+    ids = torch.tensor([opened] * batch_size, device=target.device)
     tried = 0
     with Journal.open(output, settings, overwrite) as journal:
         rows = list(journal.rows())
