@@ -120,18 +120,49 @@ def test_training_blocks_are_what_is_drafted(kind):
             given = states_of(
                 target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
             )
-            states = drafter.guesses(
-                block_states(drafter, text, {key: states[:, :-1] for key, states in given.items()})
+            whole = block_states(
+                drafter, text, {key: states[:, :-1] for key, states in given.items()}
             )
+            states = drafter.guesses(whole)
             before = batch["input_ids"][row, anchor : anchor + 3]
             expected = drafter.base_logits(states)[0]
             if kind != "dflash":
-                expected = expected + drafter.markov.biases_of_known(before, states[0])
+                memory = drafter.first_memory(text[0, -1], whole[0])
+                expected = expected + drafter.markov.biases_of_known(before, states[0], memory)
             torch.testing.assert_close(
                 guesses["logits"][row, index], expected, rtol=1e-4, atol=1e-4
             )
             following = [ids[anchor + 1 + k] if anchor + 1 + k < length else -100 for k in range(3)]
             assert batch["labels"][row, index].tolist() == following
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name", ["speculators DSpark, rnn, fill-in", "DeepSpec rnn", "speculators DSpark, gated"]
+)
+def test_blocks_go_on_learning_from_what_they_draft(name, load):
+    """The recurrent head's memory has seen the newest token's own row, where that row guesses
+    nothing.
+    """
+    drafter = load(name)
+    ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
+    count = drafter.config.num_drafts
+    batch = AnchorCollator(4, count)([{"input_ids": ids, "labels": ids}])
+    width = batch["input_ids"].shape[1]
+    features = {key: torch.randn(1, width, 32) for key in drafter.features}
+    learned = Blocks(drafter)(batch, features)["logits"][0]
+    anchors = batch["anchors"][0].tolist()
+    assert max(anchors) > 0
+    for index, anchor in enumerate(anchors):
+        text = torch.tensor([ids[: anchor + 1]])
+        seen = {key: states[:, :anchor] for key, states in features.items()}
+        guess = drafter.guess(block_states(drafter, text, seen)[0], text[0, -2:], count)
+        memories = [None]
+        for depth, token in enumerate(ids[anchor : anchor + count]):
+            bias, memories = guess.bias(torch.tensor([depth]), torch.tensor([token]), memories)
+            torch.testing.assert_close(
+                learned[index, depth], guess.logits[depth] + bias[0], rtol=1e-4, atol=1e-4
+            )
 
 
 @torch.no_grad()

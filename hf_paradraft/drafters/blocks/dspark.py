@@ -53,36 +53,35 @@ class MarkovHead(nn.Module):
         """
         return self.before(tokens.where(tokens < self.before.num_embeddings, 0))
 
-    def forward(
-        self, tokens: LongTensor, states: Tensor, memory: Tensor | None = None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute the logit bias after `tokens`, and the new memory of the recurrent head.
+    def forward(self, tokens: LongTensor, states: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the logit bias after `tokens`, and the memory after them.
 
         Args:
             tokens: int64 `(…)`, in the target's ids.
             states: `(…, d)`, the states of the rows that guess the next tokens.
-            memory: `(…, r)`, the memory of the `rnn`; None: nothing yet.
+            memory: `(…, r)`, of the `rnn`; the other heads leave it as it is.
 
         Returns:
-            `(…, V')`, and `(…, r)` or None.
+            `(…, V')` and `(…, r)`.
         """
         embedded = self.embed(tokens)
-        if self.kind == "vanilla":
-            return self.after(embedded), None
         if self.kind == "gated":
-            return self.after(
-                torch.sigmoid(self.gate(torch.cat([states, embedded], dim=-1))) * embedded
-            ), None
-        memory = torch.zeros_like(embedded) if memory is None else memory
-        keep, new, out = self.joint(torch.cat([memory, embedded, states], dim=-1)).chunk(3, dim=-1)
-        keep = torch.sigmoid(keep)
-        return self.after(torch.tanh(out)), keep * memory + (1 - keep) * torch.tanh(new)
+            embedded = torch.sigmoid(self.gate(torch.cat([states, embedded], dim=-1))) * embedded
+        elif self.kind == "rnn":
+            joint = self.joint(torch.cat([memory, embedded, states], dim=-1))
+            keep, new, out = joint.chunk(3, dim=-1)
+            keep, embedded = torch.sigmoid(keep), torch.tanh(out)
+            memory = keep * memory + (1 - keep) * torch.tanh(new)
+        return self.after(embedded), memory
 
-    def biases_of_known(self, tokens: LongTensor, states: Tensor) -> Tensor:
-        """Compute the biases `(…, k, V')` where the tokens before, `(…, k)`, are all known."""
+    def biases_of_known(self, tokens: LongTensor, states: Tensor, memory: Tensor) -> Tensor:
+        """Compute the biases `(…, k, V')` where the tokens before, `(…, k)`, are all known.
+
+        `memory`, `(…, r)`, is the one before the first of them.
+        """
         if self.kind != "rnn":
-            return self(tokens, states)[0]
-        memory, biases = None, []
+            return self(tokens, states, memory)[0]
+        biases = []
         for token, state in zip(tokens.unbind(-1), states.unbind(-2), strict=True):
             bias, memory = self(token, state, memory)
             biases.append(bias)
@@ -158,17 +157,18 @@ class DSparkDrafter(DFlashDrafter):
         return drafter
 
     def first_memory(self, anchors: LongTensor, states: Tensor) -> Tensor:
-        """Compute the recurrent head's memory before the first guess, from a block's first row.
+        """Compute the recurrent head's memory `(…, r)` before the first guess of blocks.
 
-        It is zeros if the head is not recurrent, or blocks are not filled in.
+        The first row of a block that is filled in guesses nothing, but passes the head too.
 
         Args:
-            anchors: int64 `(…,)`, the newest tokens.
+            anchors: int64 `(…)`, the newest tokens.
             states: `(…, block size, d)`, the states of all rows of a block.
         """
-        if self.markov.kind != "rnn" or not self.config.fill_in:
-            return states.new_zeros(self.markov.rank)
-        return self.markov(anchors, states[..., 0, :])[1]
+        memory = states.new_zeros((*anchors.shape, self.markov.rank))
+        if self.config.fill_in:
+            memory = self.markov(anchors, states[..., 0, :], memory)[1]
+        return memory
 
     def confidence_logits(self, states: Tensor, before: LongTensor) -> Tensor:
         """Compute how sure each guess is, as logits `(…, k)` before the sigmoid.
@@ -194,7 +194,7 @@ class DSparkDrafter(DFlashDrafter):
             before = torch.stack([begin if memory is None else memory for memory in memories])
             rows = states[depths.to(states.device)]
             biases, after = markov(tokens.to(states.device), rows, before)
-            return biases[..., : logits.shape[-1]], list(before if after is None else after)
+            return biases[..., : logits.shape[-1]], list(after)
 
         return bias
 

@@ -78,14 +78,15 @@ class Blocks(torch.nn.Module):
         fed[..., 0] = ids.gather(1, anchors.clamp(min=0))
         seen = block_mask(anchors, width, size)
         mask = additive(seen, drafter.dtype)
-        hidden = drafter.forward_block(fed.flatten(1), mask, positions.flatten(1), cache)
-        hidden = drafter.guesses(hidden.unflatten(1, (-1, size)))
+        whole = drafter.forward_block(fed.flatten(1), mask, positions.flatten(1), cache)
+        whole = whole.unflatten(1, (-1, size))
+        hidden = drafter.guesses(whole)
         guesses = {"logits": drafter.base_logits(hidden)}
         if isinstance(drafter, DSparkDrafter):
             if drafter.markov is not None:
-                guesses["logits"] = guesses["logits"] + drafter.markov.biases_of_known(
-                    before, hidden
-                ).to(guesses["logits"])
+                memory = drafter.first_memory(fed[..., 0], whole)
+                biases = drafter.markov.biases_of_known(before, hidden, memory)
+                guesses["logits"] = guesses["logits"] + biases.to(guesses["logits"])
             if drafter.confidence is not None:
                 guesses["confidence"] = drafter.confidence_logits(hidden, before)
         return guesses
