@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from ...decoding.latency import row_latency
 from ...protocol import Draft, Drafting, GuessedTokens, Observation, Prefix, PromptRows
-from .sparse import SIZES, SparseTree, build_trees, sizes
+from .sparse import SIZES, SparseTree, build_trees, fastest_trees
 
 logger = logging.get_logger(__name__)
 MAX_RANKS = 16  # guesses of one distance that a tree can hold
@@ -34,13 +34,12 @@ class PpdDrafting(Drafting):
         self.e = adapter.num_ensembles
         self.vocab_size = target.config.get_text_config().vocab_size
         self.automatic = size == "auto" and adapter.num_ids < SIZES[-1]
-        self.accuracy = adapter.accuracy or [
+        accuracy = adapter.accuracy or [
             [FIRST * ONWARD**distance * NEXT**rank for rank in range(MAX_RANKS)]
             for distance in range(adapter.num_prompt_tokens)
         ]
-        if size is None:
-            self.accuracy = [row[:1] for row in self.accuracy]
-        elif size == "auto" and adapter.accuracy is None:
+        self.accuracy = tuple(tuple(row if size else row[:1]) for row in accuracy)
+        if size == "auto" and adapter.accuracy is None:
             logger.warning_once(
                 "tree_size='auto' wants calibrated guesses (paradraft calibrate): taking usual "
                 "ones."
@@ -63,14 +62,10 @@ class PpdDrafting(Drafting):
         return [self._tree(guess, prefix) for guess, prefix in zip(guesses, prefixes, strict=True)]
 
     def _trees(self, batch_size: int) -> list[SparseTree]:
-        """Build the trees by state, with `rows` rows or the best number (PPD, section 4.5).
-
-        The best number of rows brings most tokens per second.
-        """
-        if not self.automatic:
-            return build_trees(self.accuracy, self.rows, self.e)
-        choices = sizes(self.accuracy, self.e, row_latency(self.target), batch_size)
-        return max(choices, key=lambda size: size.tau / size.seconds).trees
+        """Build the trees by state, with `rows` rows or the fastest number of them."""
+        if self.automatic:
+            return fastest_trees(self.accuracy, self.e, row_latency(self.target), batch_size)
+        return build_trees(self.accuracy, self.rows, self.e)[1]
 
     def _tree(self, guess: Tensor, prefix: Prefix) -> GuessedTokens:
         logits = guess[: prefix.room, : self.vocab_size].float().to(prefix.ids.device)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
+from operator import itemgetter
 from typing import Any
 
 import numpy
@@ -109,10 +110,11 @@ def amortised_gain(trees: list[SparseTree]) -> float:
     return float(stationary(transitions(trees)) @ [tree.gain for tree in trees])
 
 
+@lru_cache(256)  # every call of generate asks for the same ones
 def build_trees(
-    accuracy: Sequence[Sequence[float]], budget: int, num_ensembles: int = 1
-) -> list[SparseTree]:
-    """Build the trees of states 0 … m with the best amortised gain.
+    accuracy: tuple[tuple[float, ...], ...], budget: int, num_ensembles: int = 1
+) -> tuple[float, list[SparseTree]]:
+    """Build the trees of states 0 … m with the best amortised gain, and tell that gain.
 
     All splits of the rows between candidates and prompts are tried.
 
@@ -133,53 +135,27 @@ def build_trees(
         for paths in states:
             room = (budget - len(paths)) // num_ensembles
             trees.append(SparseTree(paths, attach_prompts(ends(paths), values, room)))
-        best = max(best, (amortised_gain(trees), trees), key=lambda candidate: candidate[0])
-    return best[1]
+        best = max(best, (amortised_gain(trees), trees), key=itemgetter(0))
+    return best
 
 
-@dataclass
-class Size:
-    """Rounds of one size on this hardware.
-
-    Attributes:
-        rows: a round's rows next to the root.
-        trees: the trees by state.
-        tau: new tokens per round that the accuracies promise, the target's own included.
-        seconds: the seconds of the target's forward.
-    """
-
-    rows: int
-    trees: list[SparseTree]
-    tau: float
-    seconds: float
-
-
-def sizes(
-    accuracy: list[list[float]],
+def fastest_trees(
+    accuracy: tuple[tuple[float, ...], ...],
     num_ensembles: int,
     latency: Callable[[int], Any],
     batch_size: int = 1,
-) -> list[Size]:
-    """List the sizes that an adapter may choose from.
-
-    The best is the one with most `tau` per second (PPD, section 4.5).
+) -> list[SparseTree]:
+    """Build the trees of the size in `SIZES` with most tokens per second (PPD, section 4.5).
 
     Args:
         accuracy, num_ensembles: as for `build_trees`.
         latency: gives the seconds of the target's forward with that many rows.
         batch_size: a forward has this many times a round's rows.
     """
-    choices = []
+    best: tuple[float, list[SparseTree]] = (-1.0, [])
     for rows in SIZES:
         if rows > len(accuracy) * num_ensembles:
-            trees, tau = _promise(tuple(map(tuple, accuracy)), rows, num_ensembles)
-            choices.append(Size(rows, trees, tau, float(latency(batch_size * (1 + rows)))))
-    return choices
-
-
-@lru_cache(256)  # every call of generate asks for them
-def _promise(
-    accuracy: tuple[tuple[float, ...], ...], rows: int, num_ensembles: int
-) -> tuple[list[SparseTree], float]:
-    trees = build_trees(accuracy, rows, num_ensembles)
-    return trees, 1 + amortised_gain(trees)
+            gain, trees = build_trees(accuracy, rows, num_ensembles)
+            speed = (1 + gain) / float(latency(batch_size * (1 + rows)))
+            best = max(best, (speed, trees), key=itemgetter(0))
+    return best[1]
