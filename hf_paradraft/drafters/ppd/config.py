@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from peft import PeftConfig, TaskType
 
@@ -49,23 +50,11 @@ class PpdConfig(PeftConfig):
                 raise ValueError(
                     f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}."
                 )
-        if self.accuracy is not None and not self._is_accuracy():
+        if self.accuracy is not None and not _are_falling(self.accuracy, self.num_prompt_tokens):
             raise ValueError(
                 "accuracy must be one row of chances, falling by rank, for each prompt token: "
                 "calibrate again."
             )
-
-    def _is_accuracy(self) -> bool:
-        rows = self.accuracy
-        if not isinstance(rows, list) or len(rows) != self.num_prompt_tokens:
-            return False
-        numbers = all(
-            isinstance(row, list) and row and all(isinstance(rate, float | int) for rate in row)
-            for row in rows
-        )
-        return numbers and all(
-            row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows
-        )
 
     def get_text_config(self, **_: object) -> None:
         """Refuse transformers' own assisted loop, which asks for this and has no place for prompts.
@@ -83,6 +72,15 @@ class PpdConfig(PeftConfig):
     def num_ids(self) -> int:
         """m·E, the ids after the vocabulary that are prompts."""
         return self.num_prompt_tokens * self.num_ensembles
+
+
+def _are_falling(rows: Any, count: int) -> bool:
+    try:
+        return len(rows) == count and all(
+            row == sorted(row, reverse=True) and row[-1] >= 0 and sum(row) <= 1.001 for row in rows
+        )
+    except (IndexError, TypeError):  # an empty row; no rows of numbers
+        return False
 
 
 def check_adapter(folder: DrafterFolder) -> None:

@@ -44,14 +44,13 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
     @property
     def num_embeddings(self) -> int:
         """The vocabulary's size, without prompts."""
-        return self.base_layer.weight.shape[0]
+        return len(self.weight)
 
     def add(self, adapter_name: str, config: PpdConfig) -> None:
         """Make an adapter's prompts `(m·E, hidden)`, each begun as a random token's embedding."""
         rows = torch.randint(self.num_embeddings, (config.num_ids,), device=self.weight.device)
         with torch.no_grad():
-            start = self.base_layer(rows).detach().clone()
-        self.ppd_prompts[adapter_name] = nn.Parameter(start)
+            self.ppd_prompts[adapter_name] = nn.Parameter(self.base_layer(rows))
         self.configs[adapter_name] = config
         self.set_adapter(self.active_adapters, inference_mode=config.inference_mode)
 
