@@ -7,7 +7,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import torch
@@ -25,14 +24,15 @@ from .formats.files import (
     check_size,
     check_width,
     load_strictly,
+    neighbours_to_halves,
     offset_tables,
+    renamed,
     vocabulary_of,
     weights_in,
 )
 from .formats.folder import DrafterFolder
-from .formats.layout import without
+from .formats.layout import Layout, matching, without
 from .formats.speculators import speculators_section
-from .formats.tensors import neighbours_to_halves, renamed
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair
 
@@ -52,8 +52,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     Attributes:
         also_known_as: other titles that `identify` has for its folders.
-        names: prefixes of published tensors, and ours, as for `renamed`.
-        read_config: reads a published config, and the names of tensors, into the kind's own.
+        layouts: the layouts in which it is published; of those that fit, the first counts.
         stack: its layers, from `decoder_stack`.
         features: the features that it reads, in the order in which its first matrix wants them.
         hidden_size: d, of its own layers.
@@ -75,8 +74,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         "tokens"
     )
     also_known_as: ClassVar[tuple[str, ...]] = ()
-    names: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    read_config: ClassVar[Any]
+    layouts: ClassVar[tuple[Layout, ...]] = ()
     raw_target: bool = False
     stack: PreTrainedModel
     _supports_sdpa = True
@@ -140,7 +138,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
         """Implement `SavedDrafter.read_folder`, for every published layout of the kind."""
         tensors = weights_in(folder.path)
-        weights = renamed(tensors, cls.names)
+        names = {theirs: ours for layout in cls.layouts for theirs, ours in layout.tensors.items()}
+        weights = renamed(tensors, names)
         config = cls.read_config(without(folder.config, ignore_keys), [*weights, *tensors])
         check_size(weights, config.layers)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
@@ -156,6 +155,21 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             turned = neighbours_to_halves(drafter.state_dict(), config.layers.head_dim)
             drafter.load_state_dict(turned)
         return drafter
+
+    @classmethod
+    def read_config(cls, config: Mapping[str, Any], tensors: Iterable[str]) -> Any:
+        """Read a published config into the kind's own.
+
+        Args:
+            config: the config as it was read.
+            tensors: names of the folder's tensors.
+
+        Raises:
+            ValueError: something is missing that may not be assumed, or a variant that is not
+                served.
+        """
+        make: Any = cls.config_class
+        return make(**matching(cls.layouts, config).read(config, tensors))
 
     @classmethod
     def mend(cls, weights: dict[str, Tensor]) -> None:
@@ -195,7 +209,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         trained = self.paradraft.get("training") or {}
         plain = self.target_head is not None and self.target_head.is_plain
         # drafters that are trained here scale and cap as targets do
-        if self.names and not plain and self.raw_target == bool(trained):
+        if self.layouts and not plain and self.raw_target == bool(trained):
             self.paradraft = {**self.paradraft, "raw_target": self.raw_target}
         config["speculators_config"] = speculators_section(
             config["speculators_model_type"],

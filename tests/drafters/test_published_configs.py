@@ -11,11 +11,8 @@ from layouts.parts import DRAFTED, LAYERS, TABLES, D, V
 from tiny import tiny_model
 
 import hf_paradraft
-from hf_paradraft.drafters.blocks.config import LAYOUTS as LAYOUTS_OF_BLOCKS
-from hf_paradraft.drafters.blocks.config import block_config
-from hf_paradraft.drafters.eagle3.config import eagle3_config
 from hf_paradraft.drafters.formats.fields import BLOCKS
-from hf_paradraft.drafters.formats.layout import Layout, key, outputs
+from hf_paradraft.drafters.formats.layout import DFLASH, Layout, key, outputs
 from hf_paradraft.drafters.mtp.config import mtp_config
 
 
@@ -191,13 +188,18 @@ ACME = Layout(
     },
     part="acme",
     layer_names={"width": "hidden_size"},
+    classes={"AcmeBlocks": DFLASH},
+    tensors={"mixer.": "fc."},
 )
 
 
 def test_a_layout_is_one_object(monkeypatch, load):
     """As docs/add-a-drafter.md has it: the drafter is z-lab's, word for word in another's words."""
-    monkeypatch.setattr("hf_paradraft.drafters.blocks.config.LAYOUTS", (ACME, *LAYOUTS_OF_BLOCKS))
-    made, tensors = zlab()
+    layouts = (ACME, *hf_paradraft.DFlashDrafter.layouts)
+    monkeypatch.setattr(hf_paradraft.DFlashDrafter, "layouts", layouts)
+    monkeypatch.setattr("hf_paradraft.drafters.formats.identify.BLOCK_LAYOUTS", layouts)
+    made, tensors = zlab(architectures=["AcmeBlocks"])
+    tensors["mixer.weight"] = tensors.pop("fc.weight")
     nested = made.pop("dflash_config")
     acme = {
         "rows": nested["block_size"],
@@ -221,8 +223,8 @@ SPECULATORS_MTP = {
 CONFIGS = {**{name: LAYOUTS[name]()[0] for name in LAYOUTS}, "speculators MTP": SPECULATORS_MTP}
 
 READERS = {
-    **dict.fromkeys(("dflash", "dflash2", "dspark", "dspine", "xpress"), block_config),
-    "eagle3": eagle3_config,
+    "dflash": hf_paradraft.DFlashDrafter.read_config,
+    "eagle3": hf_paradraft.Eagle3Drafter.read_config,
     "mtp": lambda config, _: mtp_config(config),
 }
 

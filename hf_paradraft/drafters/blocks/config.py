@@ -4,22 +4,13 @@ settled when it is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from ...protocol.drafter import FeatureKey
-from ..formats import deepspec, speculators, transformers, zlab
-from ..formats.layout import DrafterConfig, matching
-
-LAYOUTS = (
-    speculators.BLOCK_LAYOUT,
-    transformers.BLOCK_LAYOUT,
-    deepspec.BLOCK_LAYOUT,
-    zlab.BLOCK_LAYOUT,
-)
+from ..formats.layout import DrafterConfig
 
 
 class BlockConfig(DrafterConfig):
@@ -126,16 +117,3 @@ class BlockConfig(DrafterConfig):
         if self.refiner_rank:
             pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
         return pairs
-
-
-def block_config(config: Mapping[str, Any], tensors: Iterable[str]) -> BlockConfig:
-    """Read a `config.json` of DFlash or DSpark, by any publisher.
-
-    Args:
-        config: the file's content.
-        tensors: names of the folder's tensors.
-
-    Raises:
-        ValueError: something is missing that may not be assumed, or a variant that is not served.
-    """
-    return BlockConfig(**matching(LAYOUTS, config).read(config, tensors))

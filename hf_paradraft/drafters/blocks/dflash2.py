@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import LongTensor, Tensor, nn
 
 from ...protocol.guess import Bias
-from ..formats.identify import DFLASH2
+from ..formats.layout import DFLASH2
 from .config import BlockConfig
 from .model import DFlashDrafter
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ...protocol import GuessedLogits
 from ...protocol.guess import Bias
-from ..formats.identify import DSPARK
+from ..formats.layout import DSPARK
 from .config import BlockConfig
 from .model import DFlashDrafter
 

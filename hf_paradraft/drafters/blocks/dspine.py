@@ -17,7 +17,7 @@ from torch import LongTensor, Tensor, nn
 from ...names import with_cache
 from ...protocol import GuessedLogits
 from ...protocol.guess import Bias
-from ..formats.identify import DSPINE
+from ..formats.layout import DSPINE
 from ..layers import turns
 from .config import BlockConfig
 from .dflash2 import among_best

@@ -24,14 +24,14 @@ from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ...protocol.guess import Bias
 from ..feature_drafter import FeatureDrafter
-from ..formats.identify import DFLASH
-from ..formats.speculators import blocks_config
-from ..formats.tensors import BLOCKS, published
-from ..formats.zlab import spread
+from ..formats.files import published
+from ..formats.layout import DFLASH
+from ..formats.publishers import BLOCK_LAYOUTS, spread
+from ..formats.speculators import BLOCK_LAYOUT, blocks_config
 from ..layers import StackMasks, run, sizes_of, turns
 from ..reading.cache import compiled_method, make_room, plain_cache, side_by_side
 from ..reading.context import ContextDrafting
-from .config import BlockConfig, block_config
+from .config import BlockConfig
 
 
 class BlockDrafting(ContextDrafting):
@@ -71,8 +71,7 @@ class DFlashDrafter(FeatureDrafter):
     config_class = BlockConfig
     config: BlockConfig
     title = DFLASH
-    names = BLOCKS
-    read_config = staticmethod(block_config)
+    layouts = BLOCK_LAYOUTS
     training_options = "DFlashTraining"
 
     def __init__(
@@ -163,7 +162,9 @@ class DFlashDrafter(FeatureDrafter):
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`, in the speculators layout."""
         config = blocks_config(self.config, self.kind, self.num_guesses)
-        return self.in_speculators_layout(config, published(self.state_dict(), BLOCKS))
+        return self.in_speculators_layout(
+            config, published(self.state_dict(), BLOCK_LAYOUT.tensors)
+        )
 
     @property
     def block(self) -> BlockConfig:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import LongTensor, Tensor, nn
 
 from ...protocol.guess import Bias
-from ..formats.identify import XPRESS
+from ..formats.layout import XPRESS
 from .config import BlockConfig
 from .model import DFlashDrafter
 

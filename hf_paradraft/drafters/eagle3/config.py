@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
@@ -10,11 +9,8 @@ from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
-from ..formats import deepspec, safeai, speculators
-from ..formats.layout import DrafterConfig, matching
+from ..formats.layout import DrafterConfig
 from ..layers import sizes_of
-
-LAYOUTS = (speculators.EAGLE3_LAYOUT, deepspec.EAGLE3_LAYOUT, safeai.EAGLE3_LAYOUT)
 
 
 class Eagle3Config(DrafterConfig):
@@ -132,16 +128,3 @@ class Eagle3Config(DrafterConfig):
             norm_output=True,
             **options,
         )
-
-
-def eagle3_config(config: Mapping[str, Any], tensors: Iterable[str]) -> Eagle3Config:
-    """Read a `config.json` of EAGLE-3 or P-EAGLE, by any publisher.
-
-    Args:
-        config: the config as it was read.
-        tensors: names of the folder's tensors.
-
-    Raises:
-        ValueError: something is missing that may not be assumed, or a variant that is not served.
-    """
-    return Eagle3Config(**matching(LAYOUTS, config).read(config, tensors))

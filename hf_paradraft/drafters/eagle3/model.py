@@ -19,15 +19,16 @@ from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
-from ..formats.identify import EAGLE3, PEAGLE
+from ..formats.files import published
+from ..formats.layout import EAGLE3, PEAGLE
+from ..formats.publishers import EAGLE3_LAYOUTS
+from ..formats.speculators import EAGLE3_LAYOUT
 from ..formats.speculators import eagle3_config as saved_config
-from ..formats.tensors import EAGLE3 as NAMES
-from ..formats.tensors import published
 from ..layers import GEMMA4, behind_attention, turns
 from ..reading.cache import side_by_side
 from ..reading.reader import Reader
 from ..reading.row_model import RowModel
-from .config import Eagle3Config, eagle3_config
+from .config import Eagle3Config
 
 
 class Eagle3Drafter(FeatureDrafter, RowModel):
@@ -44,8 +45,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     config: Eagle3Config
     title = EAGLE3
     also_known_as = (PEAGLE,)
-    names = NAMES
-    read_config = staticmethod(eagle3_config)
+    layouts = EAGLE3_LAYOUTS
     training_options = "Eagle3Training"
     shift = 1
 
@@ -118,7 +118,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         config = saved_config(
             self.config, self.features, self.num_guesses, self.embedding is not None
         )
-        return self.in_speculators_layout(config, published(self.state_dict(), NAMES))
+        return self.in_speculators_layout(
+            config, published(self.state_dict(), EAGLE3_LAYOUT.tensors)
+        )
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""

@@ -16,6 +16,17 @@ DSPINE = "dspine_config"
 MARKOV = ("markov_head.", "logit_head.")
 
 
+def markov_tensors(head: str) -> dict[str, str]:
+    """Map a publisher's tensors of a Markov head to ours; `head` begins their names."""
+    parts = {
+        "markov_w1": "before",
+        "markov_w2": "after",
+        "gate_proj": "gate",
+        "joint_proj": "joint",
+    }
+    return {f"{head}.{theirs}.": f"markov.{ours}." for theirs, ours in parts.items()}
+
+
 def mask_token(said: Said) -> int:
     """Look up the id of a drafter's mask token, under any of the names that it has.
 
@@ -158,7 +169,7 @@ def proposed_tokens(config: Mapping[str, Any]) -> int | None:
     return next((method.get("speculative_tokens") for method in methods), None)
 
 
-EAGLE3 = {
+EAGLE3_FIELDS = {
     **LAYERS,
     "target_hidden_size": BLOCKS["target_hidden_size"],
     "vocab_size": lambda said: said("vocab_size") or said.layers.vocab_size,

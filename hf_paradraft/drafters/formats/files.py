@@ -1,7 +1,8 @@
-"""Files of published drafters: safetensors, pickles read without running anything, offset tables of
-vocabularies.
+"""Files of published drafters: safetensors, pickles read without running anything, tensors' names,
+offset tables of vocabularies.
 """
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from ...files import refuse_missing, tensor_files, tensor_names, write_json
 from .values import check_dtype, read_config
 
+LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 PICKLES = ("pytorch_model.bin", "warp_model.bin")
 
 
@@ -175,6 +177,53 @@ def offset_tables(vocabulary: LongTensor, vocab_size: int) -> dict[str, Tensor]:
     return {
         "d2t": ids - torch.arange(len(ids)),
         "t2d": torch.zeros(vocab_size, dtype=torch.bool).index_fill(0, ids, True),
+    }
+
+
+def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
+    """Rename published weights to this library's names.
+
+    Unknown names stay, so that strict loading reports them. Copies of the target's weights and
+    tables of the vocabulary are left out.
+
+    Args:
+        tensors: the tensors as published.
+        table: publishers' prefixes, and ours.
+    """
+    bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    return {
+        _with_prefix(name, table): tensor for name, tensor in bare.items() if name not in LEFT_OUT
+    }
+
+
+def published(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
+    """Rename weights as a publisher does; arguments as for `renamed`."""
+    back = {ours: theirs for theirs, ours in table.items()}
+    return {_with_prefix(name, back): tensor for name, tensor in tensors.items()}
+
+
+def _with_prefix(name: str, table: Mapping[str, str]) -> str:
+    prefix = next((prefix for prefix in table if name.startswith(prefix)), None)
+    return name if prefix is None else table[prefix] + name.removeprefix(prefix)
+
+
+def neighbours_to_halves(tensors: Mapping[str, Tensor], head_dim: int) -> dict[str, Tensor]:
+    """Reorder weights for a rotary embedding that turns halves instead of neighbours.
+
+    Their scores stay the same.
+
+    Args:
+        tensors: the tensors of a drafter; the rows of each head's queries and keys, and of their
+            norms, change places.
+        head_dim: numbers of a head.
+    """
+    order = torch.cat([torch.arange(0, head_dim, 2), torch.arange(1, head_dim, 2)])
+    turned = re.compile(r"self_attn\.(q|k)_(proj|norm)\.(weight|bias)$")
+    return {
+        name: tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+        if turned.search(name)
+        else tensor
+        for name, tensor in tensors.items()
     }
 
 

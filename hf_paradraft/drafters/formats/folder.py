@@ -8,7 +8,8 @@ from typing import Any
 
 from ...files import local_folder, read_json
 from .files import PICKLES, names_in
-from .identify import PARD2, identify
+from .identify import identify
+from .layout import PARD2
 from .values import provenance_of, read_config
 
 # the record lies next to PEFT's own configs

@@ -5,17 +5,22 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .deepspec import CLASSES
-from .layout import architecture
-from .transformers import MODEL_TYPE
+from .layout import (
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    DSPINE,
+    EAGLE3,
+    MTP,
+    PARD2,
+    PEAGLE,
+    XPRESS,
+    architecture,
+)
+from .publishers import BLOCK_LAYOUTS, EAGLE3_LAYOUTS, MUSE
 
-DFLASH, DSPARK, EAGLE3 = "DFlash drafter", "DSpark drafter", "EAGLE-3 drafter"
-PEAGLE = "P-EAGLE drafter"
-PARD2, MTP = "PARD-2 drafter", "MTP drafter"
-DFLASH2, XPRESS, DSPINE = "DFlash2 drafter", "XPress drafter", "DSpine drafter"
 EAGLE4, LILICORR = "EAGLE-4 drafter", "LiLiCorr drafter"
 TREEFLASH, ORTHRUS = "TreeFlash drafter", "model with Orthrus drafting"
-SERVED = (DFLASH, DFLASH2, DSPARK, EAGLE3, PEAGLE, PARD2, MTP, XPRESS, DSPINE)
 SPECULATORS = {
     "eagle3": EAGLE3,
     "peagle": PEAGLE,
@@ -25,20 +30,8 @@ SPECULATORS = {
     "xpress": XPRESS,
     "mtp": MTP,
 }
-ARCHITECTURES = {
-    "DFlashDraftModel": DFLASH,
-    "DFlash2DraftModel": DFLASH2,
-    "DFlashQwen3XPressModel": XPRESS,
-    "DSpineDraftModel": DSPINE,
-    "DSparkDraftModel": DSPARK,
-    "DSparkSpeculator": DSPARK,
-    "Lfm2DSparkDraftModel": DSPARK,
-    "Eagle3Speculator": EAGLE3,
-    "PEagleSpeculator": PEAGLE,
-    "PEagleDraftModel": PEAGLE,
-    "LlamaForCausalLMEagle3": EAGLE3,
-    "Qwen3XPressModel": XPRESS,
-    "Qwen35DSparkModel": DSPARK,
+SERVED = {*SPECULATORS.values(), PARD2, DSPINE}
+NOT_SERVED = {
     "LiLiCorrDraftModel": LILICORR,
     "LlamaForCausalLMEagle4": EAGLE4,
     "TreeFlashDraftModel": TREEFLASH,
@@ -79,7 +72,6 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         or "parallel_drafting_mask" in config
     ):
         return PEAGLE
-    first = architecture(config)
     projector = (config.get("dflash_config") or {}).get("projector_type")
     if projector not in (None, "dflash"):
         return {"dspark": DSPARK, "domino": "Domino drafter"}.get(
@@ -93,39 +85,43 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         )
     ) is not None:
         return relative
-    if (by_tensors := _by_tensors(names)) in (DFLASH2, XPRESS, DSPINE, EAGLE4, ORTHRUS):
-        return by_tensors
-    if first in ARCHITECTURES:
-        return (
-            DSPARK
-            if ARCHITECTURES[first] == DFLASH and by_tensors == DSPARK
-            else ARCHITECTURES[first]
-        )
-    if first in CLASSES:
-        return DSPARK if config.get("markov_rank") else DFLASH
+    marked = next(
+        (kind for part, kind in TENSORS.items() if any(_has(name, part) for name in names)), None
+    )
+    if marked not in (None, DSPARK):
+        return marked
+    first, kinds = architecture(config), dict(NOT_SERVED)
+    for layout in (*BLOCK_LAYOUTS, *EAGLE3_LAYOUTS):
+        kinds |= layout.classes
+    kind = kinds.get(first)
+    if kind == DFLASH and (marked or config.get("markov_rank")):
+        return DSPARK
+    if kind is not None:
+        return kind
     if first.endswith("Eagle3Model"):
         return EAGLE3
-    if config.get("model_type") == MODEL_TYPE or "dflash_config" in config:
+    if config.get("model_type") == MUSE or "dflash_config" in config:
         return DFLASH
-    return by_tensors or (
-        "EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None
+    return (
+        marked
+        or _by_tops(names)
+        or ("EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None)
     )
 
 
-def _by_tensors(names: list[str]) -> str | None:
-    """Identify a kind by its tensors' names, which begin as one of a kind does, or have it within.
+def _has(name: str, part: str) -> bool:
+    """Tell whether a tensor's name has a part: one with a leading dot within, else at its start."""
+    return part in name if part.startswith(".") else name.startswith(part)
 
-    EAGLE's relatives are told apart only by the tensors next to the first matrix.
-    """
-    for part, kind in TENSORS.items():
-        if any(name.startswith(part) or (part.startswith(".") and part in name) for name in names):
-            return kind
+
+def _by_tops(names: list[str]) -> str | None:
+    """Tell DFlash and EAGLE's relatives apart by the tensors next to the first matrix."""
     tops = {name.split(".")[0] for name in names}
-    if "fc" in tops or any(name.startswith("encoder.fc.") for name in names):
-        if "hidden_norm" in tops or "encoder" in tops:
-            return DFLASH
-        return EAGLE3 if "midlayer" in tops or "lm_head" in tops else "EAGLE-1 or EAGLE-2 drafter"
-    return None
+    if {"fc", "hidden_norm"} <= tops or any(name.startswith("encoder.fc.") for name in names):
+        return DFLASH
+    if "fc" not in tops:
+        return None
+    return EAGLE3 if tops & {"midlayer", "lm_head"} else "EAGLE-1 or EAGLE-2 drafter"
 
 
 def refuse_foreign(kind: str | None) -> None:

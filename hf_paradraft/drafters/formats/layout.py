@@ -17,6 +17,11 @@ from ...protocol.drafter import FeatureKey
 from ..layers import QWEN35
 from .layer_configs import PAIRED, ROPE, layers_config, with_draft_layers
 
+# the titles of published kinds
+DFLASH, DFLASH2, XPRESS = "DFlash drafter", "DFlash2 drafter", "XPress drafter"
+DSPARK, DSPINE = "DSpark drafter", "DSpine drafter"
+EAGLE3, PEAGLE, MTP = "EAGLE-3 drafter", "P-EAGLE drafter", "MTP drafter"
+PARD2 = "PARD-2 drafter"
 WINDOWS = {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"}
 # of Gemma 4, whose newer configs have them by layer
 FULL_LAYERS = {
@@ -98,6 +103,9 @@ class Layout:
             none.
         described: finds the part of the config that describes layers.
         layer_names: the publisher's names of the keys that describe layers, and transformers' own.
+        classes: classes that its configs name, and the titles of their kinds.
+        tensors: beginnings of tensors' names that the family's layouts before it do not have, and
+            ours.
     """
 
     name: str
@@ -106,6 +114,8 @@ class Layout:
     part: str = ""
     described: Callable[[Mapping[str, Any]], Mapping[str, Any]] = with_draft_layers
     layer_names: Mapping[str, str] = field(default_factory=dict)
+    classes: Mapping[str, str] = field(default_factory=dict)
+    tensors: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
         """Read the fields of a drafter's config from its files.

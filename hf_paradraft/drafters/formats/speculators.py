@@ -8,11 +8,17 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ..layers import GEMMA4, QWEN35
-from .fields import BLOCKS, EAGLE3, NO_LAYERS, proposed_tokens
-from .layout import Layout, Said, outputs
+from .fields import BLOCKS, EAGLE3_FIELDS, NO_LAYERS, markov_tensors, proposed_tokens
+from .layout import DSPARK, EAGLE3, PEAGLE, Layout, Said, outputs
 from .values import provenance_of
 
 VERSION = "0.9.0"
+TENSORS = {
+    "embed_tokens.": "embedding.",
+    "lm_head.": "head.",
+    "norm.": "stack.norm.",
+    "layers.": "stack.layers.",
+}
 SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
@@ -90,18 +96,32 @@ BLOCK_LAYOUT = Layout(
         "notes": _notes,
     },
     described=layer_config,
+    classes={"DSparkSpeculator": DSPARK},
+    tensors={
+        **TENSORS,
+        **markov_tensors("markov_head"),
+        "confidence_head.proj.": "confidence.",
+        "candidate_selector.": "selector.",
+        "refiner_head.": "refiner.",
+    },
 )
 INPUTS = "eagle_aux_hidden_state_layer_ids"
 EAGLE3_LAYOUT = Layout(
     "speculators",
     _is_speculators,
     {
-        **EAGLE3,
+        **EAGLE3_FIELDS,
         "features": outputs(INPUTS, offset=-1),
         "raw_target": _raw_target,
         "notes": lambda said: [NO_LAYERS] if said(INPUTS) is None else [],
     },
     described=layer_config,
+    classes={
+        "Eagle3Speculator": EAGLE3,
+        "PEagleSpeculator": PEAGLE,
+        "PEagleDraftModel": PEAGLE,
+    },
+    tensors={"layers.0.hidden_norm.": "hidden_norm.", **TENSORS},
 )
 
 

@@ -22,13 +22,11 @@ from ...files import names_folder
 from ...outer_names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..formats.files import check_size, vocabulary_of, weights_in
+from ..formats.files import check_size, published, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
-from ..formats.identify import MTP
-from ..formats.layout import without
+from ..formats.layout import MTP, without
 from ..formats.native import MtpTensors, brought_layers, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
-from ..formats.tensors import published
 from ..layers import decoder_stack, final_norm, final_scale
 from ..reading.reader import Reader
 from ..reading.row_model import RowModel

@@ -19,7 +19,8 @@ from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import SavedDrafter
 from ..formats.folder import ADAPTER, DrafterFolder
-from ..formats.identify import PARD2, refuse_foreign
+from ..formats.identify import refuse_foreign
+from ..formats.layout import PARD2
 from ..formats.values import provenance_of, transformers_config
 from ..pairs import last_target, remember_target
 from ..reading.causal import (

@@ -1,12 +1,45 @@
-"""Folders of z-lab and SpecForge: DFlash, and DSpark by the same classes."""
+"""The layouts of all publishers, by family; the first that fits a config counts.
+
+z-lab and SpecForge write DFlash, and DSpark by the same classes; DeepSpec DSpark, DFlash and
+EAGLE-3; SafeAI and SpecForge EAGLE-3 and P-EAGLE; transformers its own DFlash assistants.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
-from .fields import BLOCKS, MARKOV, from_anchor
-from .layout import Layout, Said, outputs
+from . import speculators
+from .fields import BLOCKS, EAGLE3_FIELDS, MARKOV, NO_LAYERS, from_anchor, markov_tensors
+from .layout import (
+    DFLASH,
+    DFLASH2,
+    DSPARK,
+    DSPINE,
+    EAGLE3,
+    XPRESS,
+    Layout,
+    Said,
+    architecture,
+    key,
+    outputs,
+)
 
 PART = "dflash_config"
+ZLABS = {
+    "DFlashDraftModel": DFLASH,
+    "DFlash2DraftModel": DFLASH2,
+    "DFlashQwen3XPressModel": XPRESS,
+    "DSpineDraftModel": DSPINE,
+    "DSparkDraftModel": DSPARK,
+    "Lfm2DSparkDraftModel": DSPARK,
+    "Qwen3XPressModel": XPRESS,
+}
+DEEPSPECS = {
+    "Qwen3DSparkModel": DFLASH,
+    "Gemma4DSparkModel": DFLASH,
+    "Qwen35DSparkModel": DSPARK,
+}
+MUSE = "muse_glimmer_assistant"
+LISTED = "eagle_aux_hidden_state_layer_ids"
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
@@ -94,7 +127,7 @@ def _window(said: Said) -> bool:
     return False
 
 
-BLOCK_LAYOUT = Layout(
+ZLAB = Layout(
     "z-lab",
     lambda config: True,
     {
@@ -118,4 +151,85 @@ BLOCK_LAYOUT = Layout(
     },
     part=PART,
     described=_described,
+    classes=ZLABS,
+    tensors={
+        **markov_tensors("logit_head"),
+        "xpress_head.w1.": "refiner.token_embed.",
+        "xpress_head.w2.": "refiner.readout.",
+        "xpress_head.mix.L": "refiner.mix_l",
+        "xpress_head.mlp.gate_proj.": "refiner.mlp_gate.",
+        "xpress_head.mlp.up_proj.": "refiner.mlp_up.",
+        "xpress_head.mlp.down_proj.": "refiner.mlp_down.",
+        "xpress_head.": "refiner.",
+    },
 )
+DEEPSPEC = Layout(
+    "DeepSpec",
+    lambda config: (
+        architecture(config) in DEEPSPECS
+        or (
+            "target_layer_ids" in config
+            and PART not in config
+            and architecture(config) not in ZLABS
+        )
+    ),
+    {
+        **BLOCKS,
+        "features": outputs("target_layer_ids", needed=True),
+        "fill_in": lambda said: from_anchor(said) is False,
+        "causal": lambda said: said.kinds if said("dflash_query_causal") else (),
+        "softcap": key("final_logit_softcapping"),
+    },
+    described=lambda config: config,
+    classes=DEEPSPECS,
+)
+TRANSFORMERS = Layout(
+    "transformers",
+    lambda config: config.get("model_type") == MUSE,
+    {
+        **BLOCKS,
+        "features": outputs("target_layer_ids", needed=True),
+        "fill_in": True,
+    },
+    described=lambda config: {
+        **config,
+        "layer_types": config.get("layer_types")
+        or ["sliding_attention"] * config.get("num_hidden_layers", 5),
+        "use_sliding_window": True,
+    },
+    tensors={"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."},
+)
+BLOCK_LAYOUTS = (speculators.BLOCK_LAYOUT, TRANSFORMERS, DEEPSPEC, ZLAB)
+
+# whose numbers of layers count outputs
+DEEPSPEC_EAGLE3 = Layout(
+    "DeepSpec",
+    lambda config: config.get("target_layer_ids") is not None,
+    {
+        **EAGLE3_FIELDS,
+        "features": outputs("target_layer_ids"),
+        "num_draft_tokens": key("ttt_length"),
+    },
+    part="eagle_config",
+)
+
+
+def _notes(said: Said) -> list[tuple[str, str]]:
+    listed = said(LISTED)
+    settled = (
+        "layers",
+        f"{listed}, counted as outputs or inputs: settled by the target's number of layers",
+    )
+    return [settled if listed else NO_LAYERS]
+
+
+# who do not say whether numbers of layers count outputs or inputs
+SAFEAI = Layout(
+    "SafeAI or SpecForge",
+    lambda config: True,
+    {**EAGLE3_FIELDS, "ambiguous": outputs(LISTED), "notes": _notes},
+    part="eagle_config",
+    classes={"LlamaForCausalLMEagle3": EAGLE3},
+    tensors={"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "stack.layers.0."},
+)
+EAGLE3_LAYOUTS = (speculators.EAGLE3_LAYOUT, DEEPSPEC_EAGLE3, SAFEAI)
