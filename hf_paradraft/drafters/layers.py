@@ -19,6 +19,7 @@ from ..names import with_cache
 from ..outer_names import Gemma4TextScaledWordEmbedding, supports_sdpa
 
 QWEN35 = "qwen3_5_text"  # whose layers gate attention's output, and turn a part of each head
+LLAMA = "llama"  # whose layers norm neither queries nor keys
 GEMMA4 = "gemma4_text"  # whose layers norm on both sides of each part, and scale no scores
 CONTEXT = 32_768  # of a target that does not say how long texts may be
 

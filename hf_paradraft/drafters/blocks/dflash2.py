@@ -133,7 +133,6 @@ def among_best(
     """
     best = logits.topk(min(count, logits.shape[-1]), dim=-1).indices
 
-    @torch.no_grad()
     def bias(
         depths: LongTensor, tokens: LongTensor, memories: list[Any]
     ) -> tuple[Tensor, list[Any]]:

@@ -33,9 +33,7 @@ class MarkovHead(nn.Module):
         kind: one of the three.
     """
 
-    def __init__(
-        self, vocab_size: int, num_guesses: int, rank: int, hidden_size: int, kind: str = "vanilla"
-    ):
+    def __init__(self, vocab_size: int, num_guesses: int, rank: int, hidden_size: int, kind: str):
         super().__init__()
         self.kind, self.rank = kind, rank
         self.before = nn.Embedding(vocab_size, rank)
@@ -97,20 +95,11 @@ class DSparkDrafter(DFlashDrafter):
 
     def add_parts(self, config: BlockConfig) -> None:
         """Implement `DFlashDrafter.add_parts`."""
-        self.markov: MarkovHead | None = None
-        self.confidence: nn.Linear | None = None
-        if config.markov_rank:
-            self.markov = MarkovHead(
-                config.vocab_size,
-                self.num_guesses,
-                config.markov_rank,
-                self.hidden_size,
-                config.markov_type,
-            )
-        if config.confidence:
-            self.confidence = nn.Linear(
-                self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0), 1
-            )
+        rank, size = config.markov_rank, self.hidden_size
+        sizes = (config.vocab_size, self.num_guesses, rank, size)
+        self.markov = MarkovHead(*sizes, config.markov_type) if rank else None
+        size += rank if config.confidence_with_markov else 0
+        self.confidence = nn.Linear(size, 1) if config.confidence else None
 
     @classmethod
     def from_target(
@@ -187,7 +176,6 @@ class DSparkDrafter(DFlashDrafter):
             return None
         begin, states = self.first_memory(text[-1], states), self.guesses(states)
 
-        @torch.no_grad()
         def bias(
             depths: LongTensor, tokens: LongTensor, memories: list[Any]
         ) -> tuple[Tensor, list[Any]]:

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy
 import torch
 from numpy import ndarray
-from torch import LongTensor, Tensor, nn
+from torch import LongTensor, Tensor
 from transformers import Cache, PreTrainedModel, Qwen3Config
 
 from ...decoding.cache import RaggedCache
@@ -28,7 +28,7 @@ from ..formats.files import published
 from ..formats.layout import DFLASH
 from ..formats.publishers import BLOCK_LAYOUTS, spread
 from ..formats.speculators import BLOCK_LAYOUT, blocks_config
-from ..layers import StackMasks, run, sizes_of, turns
+from ..layers import GEMMA4, LLAMA, StackMasks, run, sizes_of, turns
 from ..reading.cache import compiled_method, make_room, plain_cache, side_by_side
 from ..reading.context import ContextDrafting
 from .config import BlockConfig
@@ -83,7 +83,7 @@ class DFlashDrafter(FeatureDrafter):
     ):
         self.begin_as(config, vocabulary, own_embedding, own_head)
         self.windows = attention_windows(self.stack) or {}
-        if len(self.windows) > 1 and config.layers.model_type == "llama":
+        if len(self.windows) > 1 and config.layers.model_type == LLAMA:
             raise ValueError(
                 f"This {self.title} has layers of Llama with and without windows, which are not "
                 "served together."
@@ -196,14 +196,18 @@ class DFlashDrafter(FeatureDrafter):
             positions: int64 `(B, f)`.
             cache: grows by f.
         """
-        (cos, sin), as_it_is = turns(self.stack, context, positions), nn.Identity()
+        cos, sin = turns(self.stack, context, positions)
+        model_type = self.config.layers.model_type
         for index, layer in enumerate(self.stack.layers):
             attention = layer.self_attn
             shape = (*context.shape[:-1], -1, attention.head_dim)
             keys = attention.k_proj(context).view(shape)
             values = keys if attention.v_proj is None else attention.v_proj(context).view(shape)
-            values = getattr(attention, "v_norm", as_it_is)(values)
-            keys = getattr(attention, "k_norm", as_it_is)(keys).transpose(1, 2)
+            if model_type == GEMMA4:
+                values = attention.v_norm(values)
+            if model_type != LLAMA:
+                keys = attention.k_norm(keys)
+            keys = keys.transpose(1, 2)
             part = keys[..., : cos.shape[-1]]
             _, turned = apply_rotary_pos_emb(part, part, cos, sin)
             keys = torch.cat([turned, keys[..., cos.shape[-1] :]], dim=-1)

@@ -101,7 +101,6 @@ class XPressDrafter(DFlashDrafter):
         sizes = (self.hidden_size, config.block_size, config.refiner_rank, config.refiner_size)
         self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
 
-    @torch.no_grad()
     def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
         """Implement `DFlashDrafter.bias_after`: a node's memory is its block's `a` so far."""
         refiner, rows = self.refiner, self.refiner.rows(states)
@@ -110,7 +109,6 @@ class XPressDrafter(DFlashDrafter):
         if skipped := int(self.config.fill_in):
             first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
 
-        @torch.no_grad()
         def bias(
             depths: LongTensor, tokens: LongTensor, memories: list[Any]
         ) -> tuple[Tensor, list[Any]]:

@@ -72,24 +72,18 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         or "parallel_drafting_mask" in config
     ):
         return PEAGLE
-    projector = (config.get("dflash_config") or {}).get("projector_type")
+    nested = config.get("dflash_config") or {}
+    projector = nested.get("projector_type")
     if projector not in (None, "dflash"):
         return {"dspark": DSPARK, "domino": "Domino drafter"}.get(
             projector, f"DFlash relative ({projector})"
         )
-    keys = [*config, *(config.get("dflash_config") or {})]
-    if (
-        relative := next(
-            (kind for begin, kind in RELATIVES.items() for key in keys if key.startswith(begin)),
-            None,
-        )
-    ) is not None:
-        return relative
-    marked = next(
-        (kind for part, kind in TENSORS.items() if any(_has(name, part) for name in names)), None
-    )
-    if marked not in (None, DSPARK):
-        return marked
+    for begin, kind in RELATIVES.items():
+        if any(key.startswith(begin) for key in (*config, *nested)):
+            return kind
+    marked = [kind for part, kind in TENSORS.items() if any(_has(name, part) for name in names)]
+    if marked and marked[0] != DSPARK:
+        return marked[0]
     first, kinds = architecture(config), dict(NOT_SERVED)
     for layout in (*BLOCK_LAYOUTS, *EAGLE3_LAYOUTS):
         kinds |= layout.classes
@@ -102,26 +96,19 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
         return EAGLE3
     if config.get("model_type") == MUSE or "dflash_config" in config:
         return DFLASH
-    return (
-        marked
-        or _by_tops(names)
-        or ("EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None)
-    )
+    if marked:
+        return DSPARK
+    tops = {name.split(".")[0] for name in names}
+    if {"fc", "hidden_norm"} <= tops or any(name.startswith("encoder.fc.") for name in names):
+        return DFLASH
+    if "fc" in tops:  # next to the first matrix of EAGLE's relatives
+        return EAGLE3 if tops & {"midlayer", "lm_head"} else "EAGLE-1 or EAGLE-2 drafter"
+    return "EAGLE-type drafter" if "eagle_config" in config or "eagle" in first.lower() else None
 
 
 def _has(name: str, part: str) -> bool:
     """Tell whether a tensor's name has a part: one with a leading dot within, else at its start."""
     return part in name if part.startswith(".") else name.startswith(part)
-
-
-def _by_tops(names: list[str]) -> str | None:
-    """Tell DFlash and EAGLE's relatives apart by the tensors next to the first matrix."""
-    tops = {name.split(".")[0] for name in names}
-    if {"fc", "hidden_norm"} <= tops or any(name.startswith("encoder.fc.") for name in names):
-        return DFLASH
-    if "fc" not in tops:
-        return None
-    return EAGLE3 if tops & {"midlayer", "lm_head"} else "EAGLE-1 or EAGLE-2 drafter"
 
 
 def refuse_foreign(kind: str | None) -> None:
