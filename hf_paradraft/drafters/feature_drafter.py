@@ -138,9 +138,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
         """Implement `SavedDrafter.read_folder`, for every published layout of the kind."""
         tensors = weights_in(folder.path)
-        names = {theirs: ours for layout in cls.layouts for theirs, ours in layout.tensors.items()}
-        weights = renamed(tensors, names)
-        config = cls.read_config(without(folder.config, ignore_keys), [*weights, *tensors])
+        weights = cls.by_our_names(tensors)
+        config = cls.read_config(without(folder.config, ignore_keys), tensors)
         check_size(weights, config.layers)
         vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
         for name in PADDED if vocabulary is None else ():  # with ids that mean nothing
@@ -169,7 +168,14 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
                 served.
         """
         make: Any = cls.config_class
-        return make(**matching(cls.layouts, config).read(config, tensors))
+        names = cls.by_our_names(dict.fromkeys(tensors))
+        return make(**matching(cls.layouts, config).read(config, names))
+
+    @classmethod
+    def by_our_names(cls, tensors: dict[str, Any]) -> dict[str, Any]:
+        """Rename tensors of any layout to this library's names."""
+        names = {theirs: ours for layout in cls.layouts for theirs, ours in layout.tensors.items()}
+        return renamed(tensors, names)
 
     @classmethod
     def mend(cls, weights: dict[str, Tensor]) -> None:

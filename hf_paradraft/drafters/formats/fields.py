@@ -13,7 +13,6 @@ NO_LAYERS = (
     "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named",
 )
 DSPINE = "dspine_config"
-MARKOV = ("markov_head.", "logit_head.")
 
 
 def markov_tensors(head: str) -> dict[str, str]:
@@ -64,7 +63,7 @@ def _smaller(size: int | None, vocab_size: int) -> int | None:
     return size if size is not None and size < vocab_size else None
 
 
-def _rank(name: str, *beginnings: str) -> Any:
+def _rank(name: str, part: str) -> Any:
     """Make the field of a head's rank; 0 where the tensors have no such head.
 
     Raises:
@@ -73,7 +72,7 @@ def _rank(name: str, *beginnings: str) -> Any:
 
     def read(said: Said) -> int:
         rank = said(name)
-        if said.names and bool(rank) != said.has(*beginnings):
+        if said.names and bool(rank) != said.has(part):
             raise ValueError(
                 f"The config says {name}={rank}, and the tensors say otherwise: download it again."
             )
@@ -93,7 +92,7 @@ def _markov_type(said: Said) -> str:
 
 def _confidence(said: Said) -> bool:
     enabled = bool(said("enable_confidence_head"))
-    return said.has("confidence_head.") or (not said.names and enabled)
+    return said.has("confidence.") or (not said.names and enabled)
 
 
 def _refiner_size(said: Said) -> int:
@@ -123,15 +122,15 @@ BLOCKS = {
     "draft_vocab_size": lambda said: _smaller(said("draft_vocab_size"), said.layers.vocab_size),
     "block_size": _block_size,
     "mask_token_id": mask_token,
-    "markov_rank": _rank("markov_rank", *MARKOV),
+    "markov_rank": _rank("markov_rank", "markov."),
     "markov_type": _markov_type,
     "confidence": _confidence,
     "confidence_with_markov": _with_markov,
     "conv_kernel_size": key("conv_kernel_size", default=0),
     "conv_group_size": key("conv_group_size", default=0),
-    "selector_rank": _rank("selector_rank", "candidate_selector."),
+    "selector_rank": _rank("selector_rank", "selector."),
     "selector_top_k": lambda said: said("selector_top_k") or said.only(DSPINE, "top_k") or 16,
-    "refiner_rank": _rank("xpress_rank", "refiner_head.", "xpress_head."),
+    "refiner_rank": _rank("xpress_rank", "refiner."),
     "refiner_size": _refiner_size,
     "transfer_rank": _dspine("transfer_rank", 1024),
     "message_size": _dspine("message_size", 512),
@@ -139,10 +138,7 @@ BLOCKS = {
 
 
 def _parallel(said: Said) -> bool:
-    return (
-        any(name.split(".")[-1] == "mask_hidden" for name in said.names)
-        or said.config.get("speculators_model_type") == "peagle"
-    )
+    return said.has("mask_hidden") or said.config.get("speculators_model_type") == "peagle"
 
 
 def _norm(name: str, tensor: str) -> Any:

@@ -145,13 +145,13 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
     module.load_state_dict(tensors)
 
 
-def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) -> LongTensor:
+def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int) -> LongTensor:
     """Compute the target's id of each draft id, from the offset table `d2t`.
 
     Args:
         offsets: int64 `(V',)`; draft id `j` is the target's `j + offsets[j]`.
         mask: bool `(V,)`, `t2d`: which of the target's ids are drafted; None where there is none.
-        vocab_size: V, if it is known.
+        vocab_size: V, if there is no mask.
 
     Raises:
         ValueError: it is no offset table.
@@ -159,7 +159,7 @@ def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int | None) 
     ids = torch.arange(len(offsets)) + offsets.long()
     most = vocab_size if mask is None else len(mask)
     increases = bool((ids[1:] > ids[:-1]).all())
-    if not increases or int(ids.min()) < 0 or (most is not None and int(ids.max()) >= most):
+    if not increases or int(ids.min()) < 0 or int(ids.max()) >= most:
         raise ValueError(
             "d2t is no table of offsets (the target's id minus the draft's own, rising ids): it "
             "may hold the ids themselves. Subtract arange(len(d2t)) from it."
@@ -180,7 +180,7 @@ def offset_tables(vocabulary: LongTensor, vocab_size: int) -> dict[str, Tensor]:
     }
 
 
-def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
+def renamed(tensors: Mapping[str, Any], table: Mapping[str, str]) -> dict[str, Any]:
     """Rename published weights to this library's names.
 
     Unknown names stay, so that strict loading reports them. Copies of the target's weights and

@@ -114,12 +114,8 @@ def _gemma4_config(described: Mapping[str, Any]) -> PreTrainedConfig:
             )
     values = _fields(described, Gemma4TextConfig().to_dict().keys() - {"per_layer_config"})
     # of newer files: the target's layers that differ, of which full ones are wider
-    listed = described.get("per_layer_config")
-    layers = (
-        [layer for layer in listed.values() if isinstance(layer, Mapping)]
-        if isinstance(listed, Mapping)
-        else []
-    )
+    listed = (described.get("per_layer_config") or {}).values()
+    layers = [layer for layer in listed if isinstance(layer, Mapping)]
     wide: Mapping[str, Any] = max(layers, key=lambda layer: layer.get("head_dim", 0), default={})
     values |= {
         "global_head_dim": described.get("global_head_dim")

@@ -6,6 +6,7 @@ which is not compared.
 """
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -122,7 +123,7 @@ class Layout:
 
         Args:
             config: the config as it was read.
-            names: the names of the folder's tensors.
+            names: our names of the folder's tensors.
 
         Raises:
             ValueError: something is missing that may not be assumed, a variant that is not served,
@@ -148,14 +149,14 @@ class Said:
     Attributes:
         layout: the layout in which it is written.
         config: the config as it was read.
-        names: the names of the folder's tensors.
+        names: our names of the folder's tensors.
         asked: the keys that were asked for, by the part in which: "" is the top.
     """
 
     layout: Layout
     config: Mapping[str, Any]
     names: list[str]
-    asked: dict[str, set[str]] = field(default_factory=dict)
+    asked: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __call__(self, *keys: str, default: Any = None) -> Any:
         """Look up the first of some keys that is said, in the layout's own part or at the top."""
@@ -167,13 +168,9 @@ class Said:
 
         The part "" is its top. None: none of the keys is said there.
         """
-        self.asked.setdefault(part, set()).update(keys)
-        said = self.part(part)
+        self.asked[part].update(keys)
+        said = (self.config.get(part) or {}) if part else self.config
         return next((said[key] for key in keys if said.get(key) is not None), None)
-
-    def part(self, name: str) -> Mapping[str, Any]:
-        """Look up a part of the config; "" for all of it."""
-        return (self.config.get(name) or {}) if name else self.config
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
@@ -192,14 +189,9 @@ class Said:
         """The kinds of attention that its layers have."""
         return tuple(dict.fromkeys(getattr(self.layers, "layer_types", None) or ["full_attention"]))
 
-    @property
-    def architecture(self) -> str:
-        """The first class that the config names."""
-        return architecture(self.config)
-
-    def has(self, *beginnings: str) -> bool:
+    def has(self, beginning: str) -> bool:
         """Tell whether there is a tensor whose name begins so."""
-        return any(name.startswith(beginnings) for name in self.names)
+        return any(name.startswith(beginning) for name in self.names)
 
 
 def architecture(config: Mapping[str, Any]) -> str:
@@ -265,14 +257,14 @@ def check_keys(said: Said) -> None:
     of_layers |= said.layout.layer_names.keys()
     parts = {*PARTS, said.layout.part} - {""}
     everywhere = NO_DIFFERENCE | PAIRED.keys() | parts
-    top = everywhere | said.asked.get("", set())
+    top = everywhere | said.asked[""]
     if isinstance(described, Mapping):
         _check(described, top | of_layers | _copied(described), "transformer_layer_config.")
     else:
         top |= of_layers | _copied(config)
     _check(config, top, "")
     for name in parts:
-        _check(config.get(name) or {}, everywhere | said.asked.get(name, set()), f"{name}.")
+        _check(config.get(name) or {}, everywhere | said.asked[name], f"{name}.")
     check_rope(config)
     check_rope(described or {})
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from safetensors import safe_open
 from torch import Tensor
 
@@ -161,21 +161,20 @@ def brought_layers(
         OSError: there are no safetensors, or a file is missing.
         ValueError: they bring layers in a layout that is not served.
     """
-    if (index := _file(name, INDEX, revision, token)) is not None:
-        files = read_json(index).get("weight_map") or {}
+    folder = _with_file(name, INDEX, revision, token)
+    if (folder / INDEX).exists():
+        files = read_json(folder / INDEX).get("weight_map")
         if not isinstance(files, dict) or not all(isinstance(at, str) for at in files.values()):
-            raise ValueError(f"{index} does not say which file holds which tensor.")
-    elif (whole := _file(name, WHOLE, revision, token)) is not None:
-        files = dict.fromkeys(names_of(whole), WHOLE)
+            raise ValueError(f"{folder / INDEX} does not say which file holds which tensor.")
     else:
-        raise OSError(f"{name} has no safetensors, in which MTP layers would be looked for.")
+        folder = _with_file(name, WHOLE, revision, token)
+        files = dict.fromkeys(names_of(folder / WHOLE), WHOLE)
     if (brought := mtp_tensors(files, num_layers)) is None:
         return None
     wanted = [theirs for layer in brought.layers for theirs in layer.values()]
     tensors: dict[str, Tensor] = {}
     for file in sorted({files[tensor] for tensor in wanted}):
-        if (path := _file(name, file, revision, token)) is None:
-            raise OSError(f"{name} has no {file}, in which its MTP layers are: download it again.")
+        path = _with_file(name, file, revision, token) / file
         names_of(path)  # a damaged file is refused
         with safe_open(path, framework="pt") as opened:
             tensors |= {
@@ -184,14 +183,12 @@ def brought_layers(
     return brought, tensors
 
 
-def _file(name: str, file: str, revision: str | None, token: str | bool | None) -> Path | None:
-    """Find a file of a folder, or fetch it from the Hub; None: it is not there."""
+def _with_file(name: str, file: str, revision: str | None, token: str | bool | None) -> Path:
+    """Find a folder, or fetch one file of a Hub repository; it may be missing in either."""
     if Path(name).is_dir():
-        path = Path(name) / file
-        return path if path.exists() else None
+        return Path(name)
     try:
-        return Path(hf_hub_download(name, file, revision=revision, token=token))
-    except EntryNotFoundError:
-        return None
-    except (HfHubHTTPError, HFValidationError) as error:
+        found = snapshot_download(name, revision=revision, token=token, allow_patterns=file)
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise OSError(f"{name} is neither a folder here nor a model on the Hub: {error}") from error
+    return Path(found)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import speculators
-from .fields import BLOCKS, EAGLE3_FIELDS, MARKOV, NO_LAYERS, from_anchor, markov_tensors
+from .fields import BLOCKS, EAGLE3_FIELDS, NO_LAYERS, from_anchor, markov_tensors
 from .layout import (
     DFLASH,
     DFLASH2,
@@ -100,8 +100,8 @@ def _features(said: Said) -> Any:
 def _dspark(said: Said) -> bool:
     return (
         said.only(PART, "projector_type") == "dspark"
-        or said.has(*MARKOV)
-        or "DSpark" in said.architecture
+        or said.has("markov.")
+        or "DSpark" in architecture(said.config)
     )
 
 
@@ -141,7 +141,7 @@ ZLAB = Layout(
         # vLLM scales raw rows of the target's by it; z-lab's own classes without one ask
         # transformers' scaled module.
         "raw_target": lambda said: (
-            said.only(PART, "input_embedding_scale") is not None or said.has("candidate_selector.")
+            said.only(PART, "input_embedding_scale") is not None or said.has("selector.")
         ),
         "logit_scale": lambda said: said.only(PART, "output_multiplier"),
         "layout": lambda said: "SpecForge" if _dspark(said) else "z-lab",

@@ -84,14 +84,9 @@ DTYPE = Rule(
 ACTIVATION = Rule(
     lambda value: isinstance(value, str) and value in ACT2FN, "an activation that transformers has"
 )
-# of several positions a token, a text has one
-ROPE_KINDS = (
-    "default",
-    "mrope",
-    *ROPE_INIT_FUNCTIONS,
-)
 ROPE = Rule(
-    lambda value: isinstance(value, str) and value in ROPE_KINDS,
+    # of mrope's several positions a token, a text has one
+    lambda value: isinstance(value, str) and value in {"default", "mrope", *ROPE_INIT_FUNCTIONS},
     "a rotary embedding that transformers has",
 )
 TREE_SIZE = Rule(
@@ -163,7 +158,7 @@ MAY_BE_NULL = (
     (
         NAMED,
         "transformer_layer_config dflash_config eagle_config dspine_config layers rope_parameters "
-        "rope_scaling speculators_config text_config",
+        "rope_scaling speculators_config text_config per_layer_config",
     ),
     (_list(NAMED, "a list of objects with names", least=0), "proposal_methods"),
 )

@@ -205,18 +205,10 @@ class PardDrafter(SavedDrafter):
         provenance, size = provenance_of(config), described.get_text_config().vocab_size
         training, options = provenance["training"], provenance.get("speculation_config") or {}
         tau = training.get("acceptance", {}).get("mean_emitted")
-        reads = config.get("pard2_target_layers")
+        states = "of the target's hidden states, -1 the normed last one"
+        layers = config.get("pard2_target_layers")
         return [
-            *(
-                []
-                if reads is None
-                else [
-                    (
-                        "reads",
-                        f"entries {reads} of the target's hidden states, -1 the normed last one",
-                    )
-                ]
-            ),
+            *([] if layers is None else [("reads", f"entries {layers} {states}")]),
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
             ("mask token", read_mask_token_id(described)),
             ("guesses ids", size),

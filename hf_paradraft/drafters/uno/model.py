@@ -51,10 +51,6 @@ class UnoDrafting(ContextDrafting):
         """Implement `ContextDrafting.guesses`, by one forward over the newest tokens and noise."""
         count = max(1, *(prefix.room for prefix in prefixes))
         rows, network, cache = len(newest), self.model.network, self.cache
-        ends = torch.tensor(self.lengths, device=network.device)[:, None]
-        positions = ends + torch.arange(count, device=network.device)
-        ids = noise_at(positions, network.config.get_text_config().vocab_size)
-        ids[:, 0] = newest
         sees: ndarray = numpy.tril(numpy.ones((rows, count, count), dtype=bool))
         depths = numpy.arange(count)[None].repeat(rows, axis=0)
         mask, positions = self.masks["rows"].inputs(
@@ -65,6 +61,8 @@ class UnoDrafting(ContextDrafting):
             # noise beyond a text's own room, which is not read, may have no position of its own
             self.model.last_position,
         )
+        ids = noise_at(positions, network.config.get_text_config().vocab_size)
+        ids[:, 0] = newest
         logits = network(
             input_ids=ids,
             attention_mask=mask,
