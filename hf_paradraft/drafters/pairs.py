@@ -39,7 +39,13 @@ def remember_target(drafter: Any, target: PreTrainedModel) -> None:
     notes_on(drafter)["target"] = weakref.ref(target)
 
 
-def last_target(drafter: Any) -> PreTrainedModel | None:
-    """Look up the target that a drafter was attached to last, if it is still there."""
+def last_target(drafter: Any) -> PreTrainedModel:
+    """Look up the target that a drafter was attached to last.
+
+    Raises:
+        ValueError: it was attached to none, or that one is gone.
+    """
     reference = notes_on(drafter).get("target")
-    return None if reference is None else reference()
+    if reference is None or (target := reference()) is None:
+        raise ValueError(f"A {drafter.title} drafts with its target: attach(target) first.")
+    return target

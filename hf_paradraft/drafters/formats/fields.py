@@ -165,6 +165,12 @@ def proposed_tokens(config: Mapping[str, Any]) -> int | None:
     return next((method.get("speculative_tokens") for method in methods), None)
 
 
+def _softcap(said: Said) -> float | None:
+    """Look up the cap of Gemma 4's layers; other configs may repeat the target's, which counts."""
+    cap = said("final_logit_softcapping")
+    return cap if said.layers.model_type == GEMMA4 else None
+
+
 EAGLE3_FIELDS = {
     **LAYERS,
     "target_hidden_size": BLOCKS["target_hidden_size"],
@@ -179,8 +185,5 @@ EAGLE3_FIELDS = {
     "norm_output": lambda said: bool(said("norm_output")),
     "mask_token_id": lambda said: mask_token(said) if _parallel(said) else None,
     "num_draft_tokens": lambda said: proposed_tokens(said.config),
-    # SafeAI's configs may repeat the target's cap, whose own counts.
-    "softcap": lambda said: (None, said("final_logit_softcapping"))[
-        said.layers.model_type == GEMMA4
-    ],
+    "softcap": _softcap,
 }

@@ -138,8 +138,8 @@ class Layout:
 
 
 def matching(layouts: Sequence[Layout], config: Mapping[str, Any]) -> Layout:
-    """Choose the layout that a config is written in; the last one is for all others."""
-    return next((layout for layout in layouts if layout.when(config)), layouts[-1])
+    """Choose the layout that a config is written in; the last one takes all others."""
+    return next(layout for layout in layouts if layout.when(config))
 
 
 @dataclass

@@ -180,7 +180,6 @@ DEEPSPEC = Layout(
         "causal": lambda said: said.kinds if said("dflash_query_causal") else (),
         "softcap": key("final_logit_softcapping"),
     },
-    described=lambda config: config,
     classes=DEEPSPECS,
 )
 TRANSFORMERS = Layout(

@@ -62,12 +62,7 @@ def _optional(rule: Rule) -> Rule:
 
 
 def _number(value: Any) -> bool:
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and math.isfinite(value)
-        and value > 0
-    )
+    return type(value) in (int, float) and 0 < value < math.inf
 
 
 def _is_dtype(name: str) -> bool:

@@ -281,11 +281,8 @@ class PardDrafter(SavedDrafter):
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         if self.projection is not None:
-            if (target := last_target(self)) is None:
-                raise ValueError(
-                    "A PARD-2 drafter reads its target's hidden states: attach(target) first."
-                )
-            drafting = Reader(ProjectedFeatures(self, target), SpeculationConfig(), 0)
+            rows = ProjectedFeatures(self, last_target(self))
+            drafting = Reader(rows, SpeculationConfig(), 0)
             return drafting.logits_behind(input_ids.to(self.device), features, count)
         return logits_after(self, input_ids, [self.mask_token_id] * (count - 1))
 

@@ -246,8 +246,7 @@ class PpdDrafter(SavedDrafter):
         """
         m, e = self.config.num_prompt_tokens, self.config.num_ensembles
         count = m if num_draft_tokens is None else num_draft_tokens
-        if (target := last_target(self)) is None:
-            raise ValueError("Prompt tokens guess through their target: attach(target) first.")
+        target = last_target(self)
         if not 1 <= count <= m:
             raise ValueError(f"num_draft_tokens={count}: the adapter has {m} prompt tokens.")
         text = target.get_input_embeddings()(input_ids[:, :-1])

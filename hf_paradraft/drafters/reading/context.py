@@ -125,10 +125,8 @@ class KeyValueDrafter(SavedDrafter):
         Raises:
             ValueError: it is attached to no target.
         """
-        if (target := last_target(self)) is None:
-            raise ValueError(f"A {self.title} drafts with its target: attach(target) first.")
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return self.start_drafting(target, 0).logits_behind(input_ids, features, count)
+        return self.start_drafting(last_target(self), 0).logits_behind(input_ids, features, count)
 
     def empty_context(self, num_slots: int) -> Cache:
         """Make a cache for the layers that are read."""
