@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import LongTensor
@@ -59,12 +59,6 @@ class PardDrafter(SavedDrafter):
         "transformers with hf_paradraft; vLLM and TensorRT-LLM with a target of the same "
         "vocabulary size"
     )
-    model_tags: ClassVar[list[str]] = [
-        "speculative-decoding",
-        "draft-model",
-        "assisted-generation",
-        "paradraft",
-    ]
 
     config: PreTrainedConfig
     device: torch.device
@@ -129,7 +123,7 @@ class PardDrafter(SavedDrafter):
         drafter_type = drafter_class(type(config))  # type: ignore[arg-type]  # a class is hashable
         load = super(SavedDrafter, drafter_type).from_pretrained
         loaded = load_whole(load, drafter_type.__name__, folder.path, config, kwargs)
-        drafter = _prepare(loaded, mask_token_id, str(folder))
+        drafter = _prepare(loaded, mask_token_id)
         if (
             projection is not None
             and projection.weight.shape[0] != drafter.get_input_embeddings().weight.shape[1]
@@ -170,7 +164,7 @@ class PardDrafter(SavedDrafter):
         drafter.__dict__ = {**model.__dict__, "_modules": dict(model._modules)}
         drafter.config = copy.deepcopy(model.config)
         drafter.generation_config = copy.deepcopy(model.generation_config)
-        return _prepare(drafter, mask_token_id, model.name_or_path)
+        return _prepare(drafter, mask_token_id)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Save a plain causal LM whose config tells every engine the mask token.
@@ -315,15 +309,13 @@ def drafter_class(config_class: Any) -> type[PardDrafter]:
     return type(base.__name__, (PardDrafter, base), {"__module__": base.__module__})
 
 
-def _prepare(drafter: PardDrafter, mask_token_id: int, name: str) -> PardDrafter:
+def _prepare(drafter: PardDrafter, mask_token_id: int) -> PardDrafter:
     write_mask_token_id(drafter.config, mask_token_id)
     drafter.mask_token_id = mask_token_id
     drafter.speculation_config = SpeculationConfig.from_saved(
         drafter.paradraft.get("speculation_config")
     )
     drafter.last_stats = None
-    drafter.config.name_or_path = name
-    drafter.name_or_path = name
     # transformers' own assisted loop asks its assistant for these: K tokens a round, always.
     mend_sampling(drafter.generation_config)
     drafter.generation_config.num_assistant_tokens = drafter.speculation_config.num_draft_tokens

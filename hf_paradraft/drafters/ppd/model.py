@@ -19,7 +19,6 @@ from ...decoding.checks import Refused
 from ...files import names_of
 from ...notes import notes_on
 from ...protocol import Drafter, SpeculationConfig
-from ...protocol.config import TreeSize
 from ..drafter import OF_TARGET, SavedDrafter
 from ..formats.files import save_tensors
 from ..formats.folder import DrafterFolder
@@ -63,9 +62,8 @@ class PpdDrafter(SavedDrafter):
     ):
         self.prompts, self.config, self.tensor_name = prompts, config, tensor_name
         usual = max(15, 3 * config.num_ids)
-        rows: TreeSize = usual if config.accuracy is None else "auto"
         self.speculation_config = speculation_config or SpeculationConfig(
-            config.num_prompt_tokens, tree_size=rows
+            config.num_prompt_tokens, tree_size=usual if config.accuracy is None else "auto"
         )
 
     @classmethod

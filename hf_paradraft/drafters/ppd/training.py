@@ -64,7 +64,7 @@ class PpdTrainer(ResumableTrainer):
         )
         losses = divergence(guesses, teachers)
         weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
-        loss = (losses * weights).sum(1).sum() / max(1, len(losses))
+        loss = (losses * weights).sum() / max(1, len(losses))
         return (loss, (guesses, teachers)) if return_outputs else loss
 
     @torch.no_grad()
