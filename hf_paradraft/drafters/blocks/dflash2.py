@@ -4,6 +4,7 @@ best tokens (z-lab, 2026).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,18 +25,16 @@ class GroupedConvolution(nn.Module):
     `base[i, c] + change[i, c // group_size]`; all changes are projections of the part's input.
 
     Args:
-        hidden_size: d, a multiple of `group_size`.
-        taps: rows that each convolution looks at, its own included.
-        group_size: channels that share a change.
+        config: its drafter's config.
     """
 
-    def __init__(self, hidden_size: int, taps: int, group_size: int):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.shape, self.group_size = (2, taps, hidden_size // group_size), group_size
-        self.base_kernel = nn.Parameter(torch.zeros(2, taps, hidden_size))
-        self.kernel_projection = nn.Linear(
-            hidden_size, 2 * taps * (hidden_size // group_size), bias=False
-        )
+        size, taps = config.layers.hidden_size, config.conv_kernel_size
+        self.group_size = config.conv_group_size
+        self.shape = (2, taps, size // self.group_size)
+        self.base_kernel = nn.Parameter(torch.zeros(2, taps, size))
+        self.kernel_projection = nn.Linear(size, math.prod(self.shape), bias=False)
 
     def forward(self, states: Tensor, part: Callable[[Tensor], Tensor]) -> Tensor:
         """Run `part` of a layer between both convolutions.
@@ -69,14 +68,14 @@ class ConvolvedLayer(nn.Module):
 
     Args:
         layer: the layer whose parts it takes.
-        sizes: the arguments of `GroupedConvolution`.
+        config: its drafter's config.
     """
 
-    def __init__(self, layer: Any, *sizes: int):
+    def __init__(self, layer: Any, config: BlockConfig):
         super().__init__()
         self.input_layernorm, self.self_attn = layer.input_layernorm, layer.self_attn
         self.post_attention_layernorm, self.mlp = layer.post_attention_layernorm, layer.mlp
-        self.attention_conv, self.mlp_conv = GroupedConvolution(*sizes), GroupedConvolution(*sizes)
+        self.attention_conv, self.mlp_conv = GroupedConvolution(config), GroupedConvolution(config)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
         """Run the layer on `(B, M, d)`; further arguments are those of its attention."""
@@ -94,16 +93,15 @@ class CandidateSelector(nn.Module):
     The scores are `score(v | u, h) = Σ P[u] ⊙ W h ⊙ S[v]`, of rank `r`.
 
     Args:
-        vocab_size: V.
-        hidden_size: d.
-        rank: r.
+        config: its drafter's config.
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, rank: int):
+    def __init__(self, config: BlockConfig):
         super().__init__()
-        self.predecessor_codebook = nn.Parameter(torch.randn(vocab_size, rank) * 0.02)
-        self.successor_codebook = nn.Parameter(torch.randn(vocab_size, rank) * 0.02)
-        self.hidden_projection = nn.Linear(hidden_size, rank, bias=False)
+        size, rank = config.vocab_size, config.selector_rank
+        self.predecessor_codebook = nn.Parameter(torch.randn(size, rank) * 0.02)
+        self.successor_codebook = nn.Parameter(torch.randn(size, rank) * 0.02)
+        self.hidden_projection = nn.Linear(config.layers.hidden_size, rank, bias=False)
 
     def forward(self, tokens: LongTensor, states: Tensor, candidates: LongTensor) -> Tensor:
         """Score candidates after tokens.
@@ -157,7 +155,7 @@ class DFlash2Drafter(DFlashDrafter):
 
     def add_parts(self, config: BlockConfig) -> None:
         """Implement `DFlashDrafter.add_parts`."""
-        sizes = (self.hidden_size, config.conv_kernel_size, config.conv_group_size)
+        taps, group_size = config.conv_kernel_size, config.conv_group_size
         if config.selector_rank < 1:
             raise ValueError(
                 "This DFlash2 drafter's config names no selector_rank: save or download it again."
@@ -167,16 +165,16 @@ class DFlash2Drafter(DFlashDrafter):
                 "A DFlash2 drafter selects among all of its target's tokens, and this one guesses "
                 "some of them."
             )
-        if min(sizes[1:]) < 1 or self.hidden_size % config.conv_group_size:
+        if min(taps, group_size) < 1 or self.hidden_size % group_size:
             raise ValueError(
-                f"This DFlash2 drafter's convolutions have {sizes[1]} taps and groups of "
-                f"{sizes[2]} channels, which do not fit {sizes[0]} channels: save or download it "
+                f"This DFlash2 drafter's convolutions have {taps} taps and groups of {group_size} "
+                f"channels, which do not fit {self.hidden_size} channels: save or download it "
                 "again."
             )
         self.stack.layers = nn.ModuleList(
-            ConvolvedLayer(layer, *sizes) for layer in self.stack.layers
+            ConvolvedLayer(layer, config) for layer in self.stack.layers
         )
-        self.selector = CandidateSelector(config.vocab_size, self.hidden_size, config.selector_rank)
+        self.selector = CandidateSelector(config)
 
     def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
         """Implement `DFlashDrafter.bias_after`: only each row's best tokens are guessed.

@@ -26,22 +26,20 @@ class MarkovHead(nn.Module):
     W1[u]; h] + b`, `e = tanh(o)`; the state becomes `σ(a) ⊙ s + (1 - σ(a)) ⊙ tanh(c)`.
 
     Args:
-        vocab_size: V of the target, whose ids the token before has.
+        config: its drafter's config.
         num_guesses: V'.
-        rank: r.
-        hidden_size: d, the width of the states h.
-        kind: one of the three.
     """
 
-    def __init__(self, vocab_size: int, num_guesses: int, rank: int, hidden_size: int, kind: str):
+    def __init__(self, config: BlockConfig, num_guesses: int):
         super().__init__()
-        self.kind, self.rank = kind, rank
-        self.before = nn.Embedding(vocab_size, rank)
+        self.kind, self.rank = config.markov_type, config.markov_rank
+        rank, hidden_size = self.rank, config.layers.hidden_size
+        self.before = nn.Embedding(config.vocab_size, rank)
         self.after = nn.Linear(rank, num_guesses, bias=False)
         nn.init.normal_(self.before.weight, std=0.01)
-        if kind == "gated":
+        if self.kind == "gated":
             self.gate = nn.Linear(hidden_size + rank, rank)
-        elif kind == "rnn":
+        elif self.kind == "rnn":
             self.joint = nn.Linear(2 * rank + hidden_size, 3 * rank)
 
     def embed(self, tokens: LongTensor) -> Tensor:
@@ -95,11 +93,9 @@ class DSparkDrafter(DFlashDrafter):
 
     def add_parts(self, config: BlockConfig) -> None:
         """Implement `DFlashDrafter.add_parts`."""
-        rank, size = config.markov_rank, self.hidden_size
-        sizes = (config.vocab_size, self.num_guesses, rank, size)
-        self.markov = MarkovHead(*sizes, config.markov_type) if rank else None
-        size += rank if config.confidence_with_markov else 0
-        self.confidence = nn.Linear(size, 1) if config.confidence else None
+        self.markov = MarkovHead(config, self.num_guesses) if config.markov_rank else None
+        width = self.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
+        self.confidence = nn.Linear(width, 1) if config.confidence else None
 
     @classmethod
     def from_target(

@@ -30,15 +30,16 @@ class Injection(nn.Module):
     The state h of a row with code u becomes `h + |h| / √d · W (σ(G u + P p + b) ⊙ M p)`, where p is
     the code of the row before it.
 
+    Each layer has a readout and W of its own.
+
     Args:
-        num_layers: the number of layers, each with a readout and W of its own.
-        hidden_size: d.
-        rank: r, the size of codes.
-        message_size: the size of messages.
+        config: its drafter's config.
     """
 
-    def __init__(self, num_layers: int, hidden_size: int, rank: int, message_size: int):
+    def __init__(self, config: BlockConfig):
         super().__init__()
+        num_layers, hidden_size = config.layers.num_hidden_layers, config.layers.hidden_size
+        rank, message_size = config.transfer_rank, config.message_size
         self.readouts = nn.ModuleList(
             nn.Linear(hidden_size, rank, bias=False) for _ in range(num_layers)
         )
@@ -95,8 +96,7 @@ class DSpineDrafter(DFlashDrafter):
                 "A DSpine drafter fills its block in causally, with all of its target's tokens; "
                 "this one does not."
             )
-        sizes = (self.hidden_size, config.transfer_rank, config.message_size)
-        self.injection = Injection(len(self.stack.layers), *sizes)
+        self.injection = Injection(config)
         self.register_buffer("transfer_codes", torch.zeros(config.vocab_size, config.transfer_rank))
 
     def codes(self, tokens: LongTensor) -> Tensor:

@@ -27,25 +27,15 @@ class Refiner(nn.Module):
     `c_k = a_k + Σ_{j ≤ k} L[k, j] ⊙ a_j`, and a SwiGLU after that.
 
     Args:
-        vocab_size: V, whose ids the token before has.
+        config: its drafter's config.
         num_guesses: V'.
-        hidden_size: d.
-        block_size: B.
-        rank: r.
-        inner_size: the width of the SwiGLU.
     """
 
-    def __init__(
-        self,
-        vocab_size: int,
-        num_guesses: int,
-        hidden_size: int,
-        block_size: int,
-        rank: int,
-        inner_size: int,
-    ):
+    def __init__(self, config: BlockConfig, num_guesses: int):
         super().__init__()
-        self.token_embed = nn.Embedding(vocab_size, rank)
+        hidden_size, block_size = config.layers.hidden_size, config.block_size
+        rank, inner_size = config.refiner_rank, config.refiner_size
+        self.token_embed = nn.Embedding(config.vocab_size, rank)
         self.down_h, self.down_g = (nn.Linear(hidden_size, rank, bias=False) for _ in range(2))
         self.in_proj = nn.Linear(3 * rank, rank, bias=False)
         self.mix_l = nn.Parameter(torch.zeros(rank, block_size, block_size))
@@ -98,8 +88,7 @@ class XPressDrafter(DFlashDrafter):
             raise ValueError(
                 "This XPress drafter's config names no xpress_rank: save or download it again."
             )
-        sizes = (self.hidden_size, config.block_size, config.refiner_rank, config.refiner_size)
-        self.refiner = Refiner(config.vocab_size, self.num_guesses, *sizes)
+        self.refiner = Refiner(config, self.num_guesses)
 
     def bias_after(self, text: LongTensor, states: Tensor, logits: Tensor) -> Bias:
         """Implement `DFlashDrafter.bias_after`: a node's memory is its block's `a` so far."""

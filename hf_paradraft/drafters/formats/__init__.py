@@ -1,1 +1,1 @@
-"""Publishers' folders turned into ours: one file a publisher, and their common parts."""
+"""Publishers' folders turned into ours: their layouts, and the common parts of these."""

@@ -49,7 +49,12 @@ def from_anchor(said: Said) -> bool | None:
     return sampled if start is None else start == 0
 
 
-def _block_size(said: Said) -> int:
+def block_size(said: Said) -> int:
+    """Look up the rows of a block.
+
+    Raises:
+        ValueError: none are named, or a single one.
+    """
     sizes = [said(name) or 0 for name in ("block_size", "xpress_block_size")]
     if (size := next((size for size in sizes if size >= 2), None)) is None:
         raise ValueError(
@@ -120,7 +125,7 @@ BLOCKS = {
     "target_layers": key("num_target_layers"),
     "vocab_size": lambda said: said.layers.vocab_size,
     "draft_vocab_size": lambda said: _smaller(said("draft_vocab_size"), said.layers.vocab_size),
-    "block_size": _block_size,
+    "block_size": block_size,
     "mask_token_id": mask_token,
     "markov_rank": _rank("markov_rank", "markov."),
     "markov_type": _markov_type,

@@ -2,7 +2,7 @@
 Gemma 4's.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from transformers import (
@@ -25,7 +25,7 @@ PAIRED = {
 }
 
 
-def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTrainedConfig:
+def layers_config(described: Mapping[str, Any], names: Collection[str]) -> PreTrainedConfig:
     """Make the config of a drafter's layers, by tensors and architecture.
 
     The layers are Gemma 4's, Qwen3.5's, Qwen3's (queries and keys normed) or Llama's.
@@ -33,7 +33,6 @@ def layers_config(described: Mapping[str, Any], tensors: Iterable[str]) -> PreTr
     Raises:
         ValueError: something that is no layer's config.
     """
-    names = list(tensors)
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
         if not isinstance(size := described.get(name), int):
             raise ValueError(

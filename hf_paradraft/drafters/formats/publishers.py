@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import speculators
-from .fields import BLOCKS, EAGLE3_FIELDS, NO_LAYERS, from_anchor, markov_tensors
+from .fields import BLOCKS, EAGLE3_FIELDS, NO_LAYERS, block_size, from_anchor, markov_tensors
 from .layout import (
     DFLASH,
     DFLASH2,
@@ -110,21 +110,22 @@ def _fill_in(said: Said) -> bool:
     return not (_dspark(said) if anchor is None else anchor)
 
 
-def _window(said: Said) -> bool:
-    """Refuse windows shorter than a block, for they hide rows after a row too.
+def _block_size(said: Said) -> int:
+    """Look up the rows of a block, which windows may not be shorter than.
+
+    They would hide rows after a row too.
 
     Raises:
-        ValueError: there are some.
+        ValueError: they are.
     """
-    window = (
-        getattr(said.layers, "sliding_window", None) if "sliding_attention" in said.kinds else None
-    )
-    if window is not None and window < said("block_size", default=0) and not _causal(said):
+    size = block_size(said)
+    short = "sliding_attention" in said.kinds and said.layers.sliding_window < size
+    if short and not _causal(said):
         raise ValueError(
-            f"This DFlash drafter has windows of {window} tokens, shorter than its blocks, which "
-            "are not served."
+            f"This DFlash drafter has windows of {said.layers.sliding_window} tokens, shorter than "
+            "its blocks, which are not served."
         )
-    return False
+    return size
 
 
 ZLAB = Layout(
@@ -135,7 +136,7 @@ ZLAB = Layout(
         "features": _features,
         "fill_in": _fill_in,
         "causal": _causal,
-        "window_from_anchor": _window,
+        "block_size": _block_size,
         "softcap": lambda said: said.only(PART, "final_logit_softcapping"),
         "embedding_scale": lambda said: said.only(PART, "input_embedding_scale") or 1.0,
         # vLLM scales raw rows of the target's by it; z-lab's own classes without one ask
