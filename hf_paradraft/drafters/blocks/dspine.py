@@ -113,7 +113,7 @@ class DSpineDrafter(DFlashDrafter):
         Raises:
             ValueError: they were not.
         """
-        if not bool(weights.pop("transfer_ready", True)):
+        if not weights.pop("transfer_ready", True):
             raise ValueError(
                 "This DSpine drafter's table of codes was never filled (transfer_ready): download "
                 "it again."

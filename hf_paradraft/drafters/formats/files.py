@@ -158,8 +158,7 @@ def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int) -> Long
     """
     ids = torch.arange(len(offsets)) + offsets.long()
     most = vocab_size if mask is None else len(mask)
-    increases = bool((ids[1:] > ids[:-1]).all())
-    if not increases or int(ids.min()) < 0 or int(ids.max()) >= most:
+    if not (ids[1:] > ids[:-1]).all() or ids.min() < 0 or ids.max() >= most:
         raise ValueError(
             "d2t is no table of offsets (the target's id minus the draft's own, rising ids): it "
             "may hold the ids themselves. Subtract arange(len(d2t)) from it."

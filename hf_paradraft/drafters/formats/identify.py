@@ -2,7 +2,7 @@
 `model_type`.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .layout import (
@@ -55,14 +55,13 @@ TENSORS = {
 RELATIVES = {"treeflash_": TREEFLASH, "lilicorr_": LILICORR, "efficient_lm_head": EAGLE4}
 
 
-def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
+def identify(config: Mapping[str, Any], names: Collection[str]) -> str | None:
     """Identify the kind of a published drafter, as "DFlash drafter"; None: it is unknown.
 
     Args:
         config: the content of `config.json`.
-        tensors: names of all tensors of the folder.
+        names: names of all tensors of the folder.
     """
-    names = list(tensors)
     if (kind := config.get("speculators_model_type")) is not None:
         return SPECULATORS.get(kind, f"speculators drafter of type {kind}")
     if config.get("pard2") or config.get("spd_type") == "pard2" or "pard2_target_layers" in config:
@@ -84,10 +83,9 @@ def identify(config: Mapping[str, Any], tensors: Iterable[str]) -> str | None:
     marked = [kind for part, kind in TENSORS.items() if any(_has(name, part) for name in names)]
     if marked and marked[0] != DSPARK:
         return marked[0]
-    first, kinds = architecture(config), dict(NOT_SERVED)
-    for layout in (*BLOCK_LAYOUTS, *EAGLE3_LAYOUTS):
-        kinds |= layout.classes
-    kind = kinds.get(first)
+    layouts, first = (*BLOCK_LAYOUTS, *EAGLE3_LAYOUTS), architecture(config)
+    kinds = [layout.classes[first] for layout in layouts if first in layout.classes]
+    kind = kinds[0] if kinds else NOT_SERVED.get(first)
     if kind == DFLASH and (marked or config.get("markov_rank")):
         return DSPARK
     if kind is not None:

@@ -7,7 +7,7 @@ which is not compared.
 
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -118,7 +118,7 @@ class Layout:
     classes: Mapping[str, str] = field(default_factory=dict)
     tensors: Mapping[str, str] = field(default_factory=dict)
 
-    def read(self, config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    def read(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         """Read the fields of a drafter's config from its files.
 
         Args:
@@ -129,7 +129,7 @@ class Layout:
             ValueError: something is missing that may not be assumed, a variant that is not served,
                 or a key that nothing obeys.
         """
-        said = Said(self, config, list(names))
+        said = Said(self, config, names)
         values = {
             name: value(said) if callable(value) else value for name, value in self.fields.items()
         }
@@ -155,7 +155,7 @@ class Said:
 
     layout: Layout
     config: Mapping[str, Any]
-    names: list[str]
+    names: Collection[str]
     asked: defaultdict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
 
     def __call__(self, *keys: str, default: Any = None) -> Any:

@@ -4,7 +4,7 @@ names, not by config.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,7 +74,7 @@ class MtpTensors:
     layers: list[dict[str, str]]
 
 
-def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
+def mtp_tensors(names: Collection[str], num_layers: int) -> MtpTensors | None:
     """Find the MTP layers among a checkpoint's tensors; None where there are none.
 
     Args:
@@ -84,7 +84,6 @@ def mtp_tensors(names: Iterable[str], num_layers: int) -> MtpTensors | None:
     Raises:
         ValueError: there are some in a layout that is not served.
     """
-    names = list(names)
     for layout in NAMINGS:
         layers: dict[int, dict[str, str]] = {}
         for name in names:

@@ -40,7 +40,7 @@ class Projection:
     weight: Tensor
     bias: Tensor | None
     scale: float
-    layers: tuple[int, ...]
+    layers: list[int]
 
     @classmethod
     def read(cls, folder: Path, config: dict[str, Any]) -> Projection:
@@ -80,7 +80,7 @@ class Projection:
                 f"{folder}: the projection reads {weight.shape[1]} numbers of {len(layers)} "
                 f"layers, and the config speaks of {width}."
             )
-        return cls(weight, tensors.get("target_proj.bias"), float(scale), tuple(layers))
+        return cls(weight, tensors.get("target_proj.bias"), float(scale), layers)
 
     def save(self, folder: Path) -> None:
         """Write it next to the model, as safetensors."""
@@ -104,7 +104,7 @@ class Projection:
         indices = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
         if not all(0 <= index <= num_layers for index in indices):
             raise ValueError(
-                f"This PARD-2 drafter reads hidden states {list(self.layers)}, and the target has "
+                f"This PARD-2 drafter reads hidden states {self.layers}, and the target has "
                 f"{num_layers} layers."
             )
         return tuple("normed" if index == num_layers else index - 1 for index in indices)

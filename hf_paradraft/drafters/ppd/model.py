@@ -182,7 +182,7 @@ class PpdDrafter(SavedDrafter):
         """
         check_takes_masks(target)
         check_embeds_once(target)
-        if not bool(torch.isfinite(self.prompts.to(target.dtype)).all()):
+        if not torch.isfinite(self.prompts.to(target.dtype)).all():
             raise ValueError(
                 f"The adapter's prompts are not finite numbers in {target.dtype}: train it again, "
                 "or load it anew."

@@ -156,6 +156,6 @@ def fastest_trees(
     for rows in SIZES:
         if rows > len(accuracy) * num_ensembles:
             gain, trees = build_trees(accuracy, rows, num_ensembles)
-            speed = (1 + gain) / float(latency(batch_size * (1 + rows)))
+            speed = (1 + gain) / latency(batch_size * (1 + rows))
             best = max(best, (speed, trees), key=itemgetter(0))
     return best[1]

@@ -76,7 +76,7 @@ def with_adapter(
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"This UNO adapter does not fit {type(target).__name__}: it was made for another "
-            f"target. {str(error)[:300]}"
+            f"target. {error!s:.300}"
         ) from error
     finally:
         for name, parameter in target.named_parameters():  # which PEFT froze
