@@ -84,10 +84,6 @@ ROPE = Rule(
     lambda value: isinstance(value, str) and value in {"default", "mrope", *ROPE_INIT_FUNCTIONS},
     "a rotary embedding that transformers has",
 )
-TREE_SIZE = Rule(
-    lambda value: value in (None, "auto") or _whole(1, MOST).holds(value),
-    f"null, auto or a number up to {MOST}",
-)
 WORD = Rule(lambda value: isinstance(value, str) and value.isprintable(), "a printable text")
 WORDS = _list(WORD, "a list of texts", least=0)
 NAMED = Rule(lambda value: isinstance(value, Mapping), "an object with names")
@@ -109,7 +105,6 @@ SAID = (
     (WORD, "style"),
     (ROPE, "rope_type"),
     (_whole(0, MOST), "num_draft_tokens"),
-    (TREE_SIZE, "tree_size"),
     (ACTIVATION, "hidden_act hidden_activation"),
     (NAMED, "full_attention sliding_attention"),
 )
