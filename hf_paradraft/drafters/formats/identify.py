@@ -30,7 +30,7 @@ SPECULATORS = {
     "xpress": XPRESS,
     "mtp": MTP,
 }
-SERVED = {*SPECULATORS.values(), PARD2, DSPINE}
+SERVED = {*SPECULATORS.values(), DSPINE}
 NOT_SERVED = {
     "LiLiCorrDraftModel": LILICORR,
     "LlamaForCausalLMEagle4": EAGLE4,
@@ -110,7 +110,7 @@ def _has(name: str, part: str) -> bool:
 
 
 def refuse_foreign(kind: str | None) -> None:
-    """Refuse a drafter that reads the target's features where a plain causal LM is wanted.
+    """Refuse a drafter that is no causal LM, as PARD's and PARD-2's are.
 
     Args:
         kind: its title, as `identify` gives it.
@@ -118,7 +118,7 @@ def refuse_foreign(kind: str | None) -> None:
     Raises:
         ValueError: it is one.
     """
-    if kind is None:
+    if kind in (None, PARD2):
         return
     who = f"{'an' if kind.startswith((*'AEIOUX', MTP)) else 'a'} {kind}"
     if kind in SERVED:

@@ -321,12 +321,14 @@ def _copied(config: Mapping[str, Any]) -> set[str]:
 
 def _check(config: Mapping[str, Any], known: set[str], inside: str) -> None:
     for name, value in config.items():
-        if name in SERVED and value is not None and value not in SERVED[name]:
+        if value is None:
+            continue
+        if name in SERVED and value not in SERVED[name]:
             raise ValueError(
                 f"This drafter's config says {inside}{name} = {value!r:.50}, a variant that is not "
                 "served."
             )
-        if value is not None and name not in known and name not in SERVED:
+        if name not in known and name not in SERVED:
             raise ValueError(
                 f"This drafter's config has a key that nothing here obeys: {inside}{name} = "
                 f"{value!r:.50}. Ignored, it may make the drafter guess wrongly without a sign. "

@@ -103,16 +103,15 @@ class PardDrafter(SavedDrafter):
             OSError: a damaged file.
             ValueError: it is no PARD drafter; the message says why.
         """
+        tensor_names(folder.path)
+        refuse_foreign(folder.identified)
         if "draft_vocab_size" in folder.config:
             raise ValueError(
                 f"{folder} guesses some of its target's tokens alone (paradraft shrink --vocab of "
                 "version 0.3): train an MTP layer, which is faster, or load it with that version."
             )
-        tensor_names(folder.path)
         projection = None
-        if folder.identified != PARD2:
-            refuse_foreign(folder.identified)
-        elif not target_independent:
+        if folder.identified == PARD2 and not target_independent:
             projection = Projection.read(folder.path, folder.config)
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
             folder.path, trust_remote_code=False
@@ -184,9 +183,8 @@ class PardDrafter(SavedDrafter):
     def check_folder(cls, folder: DrafterFolder) -> None:
         """Refuse a folder that is not a whole PARD drafter with its tokenizer."""
         super().check_folder(folder)
-        if folder.identified != PARD2:
-            refuse_foreign(folder.identified)
-        elif not folder.holds(FILE):
+        refuse_foreign(folder.identified)
+        if folder.identified == PARD2 and not folder.holds(FILE):
             raise ValueError(
                 f"{folder} is a PARD-2 drafter without {FILE}: load it and save_pretrained it."
             )
