@@ -31,7 +31,8 @@ from .formats.files import (
     weights_in,
 )
 from .formats.folder import DrafterFolder
-from .formats.layout import Layout, matching, without
+from .formats.keys import without
+from .formats.layout import Layout, matching
 from .formats.speculators import speculators_section
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .pairs import pair

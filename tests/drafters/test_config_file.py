@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 from tiny import near_copy, tiny_model
 
 import hf_paradraft
-from hf_paradraft.drafters.formats.layout import PARTS, Said
+from hf_paradraft.drafters.formats.keys import PARTS
+from hf_paradraft.drafters.formats.layout import Said
 from hf_paradraft.drafters.formats.values import NESTED, RULES, check_config
 from hf_paradraft.integration.publish import describe
 

@@ -10,7 +10,8 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...outer_names import experts_of
 from ..formats.fields import proposed_tokens
-from ..formats.layout import DrafterConfig, check_described
+from ..formats.keys import check_described
+from ..formats.layout import DrafterConfig
 from ..formats.speculators import layer_config
 from ..formats.values import transformers_config
 from ..layers import describe_layers

@@ -24,7 +24,8 @@ from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, published, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
-from ..formats.layout import MTP, without
+from ..formats.keys import without
+from ..formats.layout import MTP
 from ..formats.native import MtpTensors, brought_layers, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
