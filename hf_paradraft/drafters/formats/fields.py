@@ -7,7 +7,6 @@ from ..layers import GEMMA4
 from .layer_configs import paired
 from .layout import Said, key
 
-MASK_KEYS = ("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
 NO_LAYERS = (
     "layers",
     "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named",
@@ -32,7 +31,8 @@ def mask_token(said: Said) -> int:
     Raises:
         ValueError: none is named.
     """
-    if (token := said(*MASK_KEYS)) is None:
+    token = said("mask_token_id", "dspark_noise_token_id", "pard_token", "ptd_token_id")
+    if token is None:
         raise ValueError(
             "This drafter's config names no mask token (mask_token_id): it cannot be guessed. Ask "
             "its publisher, and add it there."
@@ -55,8 +55,8 @@ def block_size(said: Said) -> int:
     Raises:
         ValueError: none are named, or a single one.
     """
-    sizes = [said(name) or 0 for name in ("block_size", "xpress_block_size")]
-    if (size := next((size for size in sizes if size >= 2), None)) is None:
+    size = said("block_size", "xpress_block_size", default=0)
+    if size < 2:
         raise ValueError(
             "The drafter's config has no block_size of at least 2: save or download it again."
         )
@@ -81,7 +81,7 @@ def _rank(name: str, part: str) -> Any:
             raise ValueError(
                 f"The config says {name}={rank}, and the tensors say otherwise: download it again."
             )
-        return int(rank or 0)
+        return rank or 0
 
     return read
 

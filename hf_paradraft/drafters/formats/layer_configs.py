@@ -81,9 +81,9 @@ def _fields(described: Mapping[str, Any], fields: Collection[str]) -> dict[str, 
         if name in fields and name not in ("model_type", "dtype")
     }
     for name in ("rope_scaling", "rope_parameters"):
-        if isinstance(rope := values.get(name), Mapping):
+        if rope := values.get(name):
             values[name] = {
-                key: "default" if value == "mrope" and key in ("type", "rope_type") else value
+                key: "default" if value == "mrope" else value
                 for key, value in rope.items()
                 if key not in ("mrope_section", "mrope_interleaved")
             }
