@@ -49,8 +49,7 @@ class BlockDrafting(ContextDrafting):
 
     def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Implement `ContextDrafting.guesses`, by a block after each row."""
-        compiled = self.compiled_width > 0
-        states = self.model.fill(newest, self.masks, self.cache, compiled)
+        states = self.model.fill(newest, self.masks, self.cache, self.compiled_width > 0)
         self.cache.keep([[]] * len(prefixes), states.shape[1])
         return [
             self.model.guess(rows, prefix.ids[0, -2:], prefix.room)

@@ -47,11 +47,7 @@ def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = Non
             )
         mask_token_id = next(iter(written.values()))
     vocab_size = config.get_text_config().vocab_size
-    if (
-        isinstance(mask_token_id, bool)
-        or not isinstance(mask_token_id, int)
-        or not 0 <= mask_token_id < vocab_size
-    ):
+    if type(mask_token_id) is not int or not 0 <= mask_token_id < vocab_size:
         raise ValueError(
             f"Mask token id {mask_token_id!r} has no embedding: the model's ids are 0 … "
             f"{vocab_size - 1}. Use an unused id, or resize the embedding first."

@@ -46,10 +46,8 @@ class PpdConfig(PeftConfig):
         # other tasks have no generate of their own in PEFT
         self.task_type = self.task_type or TaskType.CAUSAL_LM
         for name in ("num_prompt_tokens", "num_ensembles"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be a whole number of at least 1, but is {getattr(self, name)!r}."
-                )
+            if type(value := getattr(self, name)) is not int or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, but is {value!r}.")
         if self.accuracy is not None and not _are_falling(self.accuracy, self.num_prompt_tokens):
             raise ValueError(
                 "accuracy must be one row of chances, falling by rank, for each prompt token: "

@@ -50,13 +50,11 @@ class SparseTree:
         parents: list[int] = []
         which: list[int] = []
         for node, count in enumerate(self.prompts, -1):
-            for prompt in range(count):
-                for ensemble in range(num_ensembles):
-                    parents.append(
-                        node if prompt == 0 else len(self.paths) + len(nodes) - num_ensembles
-                    )
-                    nodes.append(node)
-                    which.append(prompt * num_ensembles + ensemble)
+            for prompt in range(count * num_ensembles):
+                before = len(self.paths) + len(nodes) - num_ensembles
+                parents.append(node if prompt < num_ensembles else before)
+                nodes.append(node)
+                which.append(prompt)
         return nodes, parents, which
 
 
