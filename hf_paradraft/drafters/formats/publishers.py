@@ -54,10 +54,9 @@ def spread(count: int, layers: int) -> tuple[int, ...]:
 
 def _described(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Describe the layers, all with windows where `use_swa` says so and none has one of its own."""
-    nested = config.get(PART) or {}
     if not _windowed(config):
         return config
-    window = nested.get("swa_window_size") or config.get("sliding_window")
+    window = config[PART].get("swa_window_size") or config.get("sliding_window")
     kinds = ["sliding_attention"] * config.get("num_hidden_layers", 0)
     return {**config, "layer_types": kinds, "sliding_window": window, "use_sliding_window": True}
 
