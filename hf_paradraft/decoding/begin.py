@@ -146,7 +146,6 @@ def _begin(
     budget = budget_for(batch_size)
     budget.begin()
     drafting = used.start_drafting(model, ends.limit)
-    drafting.check_texts(batch_size)
     postpone_max_time(stopping_criteria, perf_counter() - begun)
     call = Call(
         buffer=buffer,

@@ -1,7 +1,7 @@
 """Options of speculative decoding, saved with a drafter under `paradraft` in `config.json`."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from transformers.utils import logging
 
@@ -10,7 +10,7 @@ logger = logging.get_logger(__name__)
 TreeSize = int | Literal["auto"] | None  # None: a chain
 MAX_TREE = 64  # nodes of a tree that chooses its own size
 MOST = 1024  # tokens or nodes of a draft; a larger number is refused as a mistake
-ACCEPTANCE_RULES = ("auto", "greedy", "sample_match", "rejection", "typical")
+Acceptance = Literal["auto", "greedy", "sample_match", "rejection", "typical"]
 
 
 @dataclass
@@ -50,7 +50,7 @@ class SpeculationConfig:
 
     num_draft_tokens: int = 12
     tree_size: TreeSize = "auto"
-    acceptance: Literal["auto", "greedy", "sample_match", "rejection", "typical"] = "auto"
+    acceptance: Acceptance = "auto"
     never_slower: bool = True
     compile: bool = False
     overlap: bool = False
@@ -59,31 +59,22 @@ class SpeculationConfig:
     draft_window: int | None = None
 
     def __post_init__(self):
-        if type(self.num_draft_tokens) is not int or self.num_draft_tokens < 0:
+        if type(self.num_draft_tokens) is not int or not 0 <= self.num_draft_tokens <= MOST:
             raise ValueError(
-                "num_draft_tokens must be an integer of at least 0, but is "
+                f"num_draft_tokens must be an integer from 0 to {MOST}, but is "
                 f"{self.num_draft_tokens!r}."
             )
-        if self.num_draft_tokens > MOST or (
-            isinstance(self.tree_size, int) and self.tree_size > MOST
-        ):
-            raise ValueError(
-                f"num_draft_tokens={self.num_draft_tokens}, tree_size={self.tree_size}: at most "
-                f"{MOST} tokens can be drafted."
-            )
         if self.tree_size not in (None, "auto") and (
-            type(self.tree_size) is not int or self.tree_size < 1
+            type(self.tree_size) is not int or not 1 <= self.tree_size <= MOST
         ):
             raise ValueError(
-                "tree_size must be None, 'auto' or an integer of at least 1, but is "
+                f"tree_size must be None, 'auto' or an integer from 1 to {MOST}, but is "
                 f"{self.tree_size!r}."
             )
-        if self.acceptance not in ACCEPTANCE_RULES:
+        if self.acceptance not in (rules := get_args(Acceptance)):
             raise ValueError(
-                f"acceptance must be one of {', '.join(ACCEPTANCE_RULES)}, but is "
-                f"{self.acceptance!r}."
+                f"acceptance must be one of {', '.join(rules)}, but is {self.acceptance!r}."
             )
-
         if self.draft_window is not None and (
             type(self.draft_window) is not int or self.draft_window < 1
         ):

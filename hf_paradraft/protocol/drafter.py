@@ -96,13 +96,6 @@ class Drafting:
             "sequence."
         )
 
-    def check_texts(self, count: int) -> None:
-        """Refuse a call of more sequences than the drafter serves; most serve any number.
-
-        Raises:
-            ValueError: they are too many; the message says what to change.
-        """
-
     def observe(self, observations: list[Observation | None]) -> None:
         """Learn from a forward of the target, by each sequence's observation.
 
