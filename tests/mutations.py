@@ -46,8 +46,8 @@ MUTATIONS = [
     ("decoding/accept.py", "buffer[0, length] = token", "buffer[0, length - 1] = token", LOSSLESS),
     (
         "decoding/sequence.py",
-        "accepted.num_read = len(path)",
-        "accepted.num_read = len(path) + 1",
+        "sequence.accepted.num_read = len(sequence.accepted.path)",
+        "sequence.accepted.num_read = len(sequence.accepted.path) + 1",
         ["tests/decoding/test_callers_cache.py"],
     ),
     (
@@ -148,11 +148,11 @@ MUTATIONS = [
         "step = min(map(self._step, self.sequences))",
         NOISE,
     ),
-    ("rules/noise.py", "self.stands = min(\n", "self.stands = max(\n", NOISE),
+    ("rules/noise.py", "self.state_index = min(\n", "self.state_index = max(\n", NOISE),
     (
         "rules/noise.py",
-        "> self.stands:\n            self.generator.set_state(self.states[-1])",
-        "> self.stands:\n            pass",
+        "> self.state_index:\n            self.generator.set_state(self.states[-1])",
+        "> self.state_index:\n            pass",
         NOISE,
     ),
     ("rules/noise.py", "        if ahead:\n", "        if False:\n", NOISE),

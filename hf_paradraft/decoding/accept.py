@@ -154,9 +154,6 @@ def accept(
         logits_processor: the sequence's logits processors.
         rule: the sequence's acceptance rule.
         choices: the most probable token of each row, if only that decides; None: `rule` judges.
-
-    Raises:
-        ValueError: a logits processor returned scores of another shape.
     """
     if choices is not None:
         yield from _most_probable(draft, logits, buffer[0, length:], choices)
@@ -167,11 +164,6 @@ def accept(
         # a copy, since processors may write into it, as in plain decoding
         raw = logits[node + 1 : node + 2].to(torch.float32, copy=True)
         scores = logits_processor(buffer[:, :length], raw)
-        if scores.shape != raw.shape:
-            raise ValueError(
-                f"A logits processor made scores of shape {tuple(scores.shape)} for one row of "
-                f"{raw.shape[1]}."
-            )
         if path:
             token, child = draft.token_ids[path[0]], path.pop(0)
         else:

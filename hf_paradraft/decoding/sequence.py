@@ -181,7 +181,6 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
     draft, accepted = sequence.draft, sequence.accepted
     path = accepted.path
     accepted.judged += bool(draft.children(path[-1] if path else -1))
-    accepted.num_read = len(path)
     if emitted.node is not None:
         path.append(emitted.node)
     accepted.tokens.append(emitted.token)
@@ -207,9 +206,18 @@ class Processors(LogitsProcessorList):
     """
 
     def __call__(self, input_ids: LongTensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        """Compute the processed scores `(1, V)` after ids `(1, n)`."""
+        """Compute the processed scores `(B, V)` after ids `(B, n)`.
+
+        Raises:
+            ValueError: a processor returned scores of another shape.
+        """
+        given = scores.shape
         for processor in self:
             scores = processor(input_ids, scores)
+        if scores.shape != given:
+            raise ValueError(
+                f"A logits processor made scores of shape {tuple(scores.shape)} for {tuple(given)}."
+            )
         return scores
 
 

@@ -23,27 +23,18 @@ STATELESS = (
 )
 
 
-def warp_row(ids: LongTensor, row: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
-    """Apply the processors without a memory to the logits `(1, V)` after ids `(1, n)`.
-
-    A draft may come from any distribution, but a processor that remembers its calls must see only
-    those of plain decoding.
-    """
-    for processor in logits_processor:
-        if type(processor) in STATELESS:  # a subclass may remember its calls
-            row = processor(ids, row)
-    return row
-
-
 def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList) -> Tensor:
     """Compute the distributions that a draft is drawn from, float32 `(K, V)`.
 
-    They are made of logits `(K, V)`, all after ids `(1, n)`.
+    They are made of logits `(K, V)`, all after ids `(1, n)`, by the processors without a memory. A
+    draft may come from any distribution, but a processor that remembers its calls must see only
+    those of plain decoding.
     """
-    # One by one: a processor may know how many texts there are.
-    return torch.cat(
-        [warp_row(ids, row, logits_processor) for row in logits.float().split(1)]
-    ).softmax(-1)
+    rows = logits.float().split(1)  # one by one: a processor may know how many texts there are
+    for processor in logits_processor:
+        if type(processor) in STATELESS:  # a subclass may remember its calls
+            rows = [processor(ids, row) for row in rows]
+    return torch.cat(rows).softmax(-1)
 
 
 def sampled_chain(
@@ -57,8 +48,8 @@ def sampled_chain(
     Each row is warped as if the earlier draws were in the text.
     """
     rows, length = [], ids.shape[1]
-    for row in logits.float().split(1):
-        rows.append(warp_row(ids, row, logits_processor).softmax(-1))
+    for row in logits.split(1):
+        rows.append(warp(ids, row, logits_processor))
         ids = torch.cat([ids, torch.multinomial(rows[-1], 1, generator=generator)], dim=1)
     return Draft.chain(ids[0, length:], torch.cat(rows))
 

@@ -48,11 +48,6 @@ class InStep:
             scores = self.logits_processor(
                 padded(call.sequences, call.buffer, length, call.generation_config), raw
             )
-            if scores.shape != raw.shape:
-                raise ValueError(
-                    f"A logits processor made scores of shape {tuple(scores.shape)} for "
-                    f"{tuple(raw.shape)}."
-                )
             drawn = call.rule.draw_together(scores)
             for index, sequence in enumerate(call.sequences):
                 draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)

@@ -79,7 +79,7 @@ class Noise:
         self.generator: torch.Generator | None = None  # while noise is drawn ahead
         self.own = own
         self.states: list[Tensor] = []  # of the generator, before each step
-        self.stands = 0  # index of the state that it is in
+        self.state_index = 0  # index of the state that it is in
         # noise that is yet to be used, by step
         self.rows: list[dict[int, Tensor]] = [{} for _ in sequences]
         self.lock: RLock | None = None
@@ -108,7 +108,7 @@ class Noise:
         if self._is_ahead():
             step = max(map(self._step, self.sequences))
             if not all(sequence.finished for sequence in self.sequences):
-                step = max(step, self.stands)
+                step = max(step, self.state_index)
             self.generator.set_state(self.states[step])
         self.generator = None
         if self.lock is not None:
@@ -118,26 +118,21 @@ class Noise:
     def draw(self, index: int, p: Tensor) -> int:
         """Draw the next token of a sequence as plain decoding draws it from `p`, `(1, V)`."""
         with self.drawing:
+            if not self._fits(p):
+                return int(torch.multinomial(p, 1, generator=self.own))
             sequence = self.sequences[index]
             step = self._step(sequence)
-            if (
-                p.dtype != torch.float32
-                or p.shape[1] != self.vocab_size
-                or (noise := self._noise(index, step)) is None
-            ):
-                self._give_up()
-                return int(torch.multinomial(p, 1, generator=self.own))
-            race = p[0] / noise
+            race = p[0] / self._noise(index, step)
             token = int(race.argmax())
             if bool(race[token].isnan()):
                 torch.multinomial(p, 1, generator=self.own)  # says so
             del self.rows[index][step]
-            self.stands = min(
+            self.state_index = min(
                 self._step(other) + (other is sequence)
                 for other in self.sequences
                 if not other.finished
             )
-            self.generator.set_state(self.states[self.stands])
+            self.generator.set_state(self.states[self.state_index])
             return token
 
     def draw_together(self, p: Tensor) -> list[int]:
@@ -145,17 +140,11 @@ class Noise:
 
         If their noise is not known, they are drawn at once, as plain decoding does.
         """
-        known = (
-            p.dtype == torch.float32
-            and p.shape[1] == self.vocab_size
-            and self.generator is not None
-        )
-        if not known or not torch.equal(self.generator.get_state(), self.states[self.stands]):
-            self.generator = None  # it stands where plain decoding has it
+        if not self._fits(p):
             return torch.multinomial(p, 1, generator=self.own)[:, 0].tolist()
         tokens = [self.draw(index, row) for index, row in enumerate(p.split(1))]
-        self.stands = self._step(self.sequences[0]) + 1
-        self.generator.set_state(self.states[self.stands])
+        self.state_index = self._step(self.sequences[0]) + 1
+        self.generator.set_state(self.states[self.state_index])
         return tokens
 
     def log(self, index: int, length: int, distances: Sequence_[int]) -> Tensor | None:
@@ -165,8 +154,10 @@ class Noise:
         The result is None where the noise is not known.
         """
         with self.drawing:
+            if not distances or not self._is_ahead():
+                return None
             rows = [self._noise(index, length - self.begin + distance) for distance in distances]
-        return None if not rows or any(row is None for row in rows) else torch.stack(rows).log()
+        return torch.stack(rows).log()
 
     @contextmanager
     def kept(self) -> Iterator[None]:
@@ -174,10 +165,17 @@ class Noise:
         ahead = self._is_ahead()
         yield
         if ahead:
-            self.generator.set_state(self.states[self.stands])
+            self.generator.set_state(self.states[self.state_index])
 
     def _step(self, sequence: Sequence) -> int:
         return sequence.length - self.begin
+
+    def _fits(self, p: Tensor) -> bool:
+        """Tell whether draws from `p` take the known noise, and give up on it if not."""
+        fits = p.dtype == torch.float32 and p.shape[1] == self.vocab_size and self._is_ahead()
+        if not fits:
+            self._give_up()
+        return fits
 
     def _is_ahead(self) -> bool:
         """Tell whether noise is or can be known, and give up on it if not.
@@ -185,7 +183,7 @@ class Noise:
         It can be if nothing else has drawn from the generator.
         """
         if self.generator is not None and not torch.equal(
-            self.generator.get_state(), self.states[self.stands]
+            self.generator.get_state(), self.states[self.state_index]
         ):
             self._give_up()
         return self.generator is not None
@@ -195,18 +193,16 @@ class Noise:
 
         If some sequences have used noise ahead of others, these draws come after all noise.
         """
-        if self.generator is not None and max(map(self._step, self.sequences)) > self.stands:
+        if self.generator is not None and max(map(self._step, self.sequences)) > self.state_index:
             self.generator.set_state(self.states[-1])
         self.generator = None
 
-    def _noise(self, index: int, step: int) -> Tensor | None:
-        if not self._is_ahead():
-            return None
+    def _noise(self, index: int, step: int) -> Tensor:
         try:
             while step not in self.rows[index]:
                 self._draw(min(step, len(self.states) - 1), index)
         finally:
-            self.generator.set_state(self.states[self.stands])
+            self.generator.set_state(self.states[self.state_index])
         return self.rows[index][step]
 
     def _draw(self, step: int, wanted: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import numpy
 import torch
 from numpy import ndarray
@@ -14,11 +16,8 @@ from .noise import Noise
 
 IMPOSSIBLE = -1e4  # the log-probability of an id that the target does not have
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
-# the weight of the first odds, and by how much each later token lowers the weight of earlier ones
-PRIOR, DECAY = (
-    20.0,
-    0.995,
-)
+PRIOR = 20.0  # weight of the first odds
+DECAY = 0.995  # factor by which each later token lowers the weight of earlier ones
 
 
 class Odds:
@@ -61,7 +60,7 @@ class Odds:
         chances = numpy.exp(scores - scores.max(1, keepdims=True))
         chances = (chances / chances.sum(1, keepdims=True))[..., None]
         apart = features - (features * chances).sum(1, keepdims=True)
-        prior = PRIOR * numpy.eye(4)
+        prior = PRIOR * numpy.eye(4)  # below it the precision never falls
         self.precision = (
             prior
             + DECAY ** len(features) * (self.precision - prior)
@@ -72,6 +71,7 @@ class Odds:
         )
 
 
+@dataclass
 class Race:
     """A scorer of one sequence's guesses, by their chance to win the target's draw.
 
@@ -83,16 +83,15 @@ class Race:
         length: the number of tokens before the draft, padding included.
         processors: the target's logits processors, whose temperature is applied to `q` too.
         odds: the pair's odds.
+        seen: the distance, path, rivals and their features of each row that was scored.
     """
 
-    def __init__(
-        self, noise: Noise, index: int, length: int, processors: LogitsProcessorList, odds: Odds
-    ):
-        self.noise, self.index, self.length, self.processors = noise, index, length, processors
-        self.odds = odds
-        self.seen: list[
-            tuple[int, list[int] | None, list[int], ndarray]
-        ] = []  # distance, path, rivals and their features
+    noise: Noise
+    index: int
+    length: int
+    processors: LogitsProcessorList
+    odds: Odds
+    seen: list[tuple[int, list[int] | None, list[int], ndarray]] = field(default_factory=list)
 
     def __call__(
         self,

@@ -47,9 +47,8 @@ class Rejection(Rule):
         for child in draft.children(node):
             token = draft.token_ids[child]
             if draft.q is None:
-                q = torch.zeros_like(p).index_fill_(
-                    0, draft.tokens[child : child + 1].to(p.device), 1.0
-                )
+                q = torch.zeros_like(p)
+                q[token] = 1
             elif q is None:
                 q = draft.q[child].to(p.device).clone()
             if torch.rand((), device=p.device) * q[token] < p[token]:
