@@ -21,27 +21,14 @@ from .hash_chains import MAX_MATCH, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 # the most copied tokens: 10, or twice as many as match if that is more; and the most in all
-COPIED, GROWTH, DEEPEST = (
-    10,
-    2,
-    48,
-)
+COPIED, GROWTH, DEEPEST = 10, 2, 48
 REALIGNED = 0  # match length recorded for a copy that goes on after a rejected token
 # How often a copied token was right after a match of 1, 2, 3, and 4 or more tokens: the first one,
 # and one after a right one. Measured in a chat model's answers to 400 prompts
 # (SmolLM2-135M-Instruct); from here each call learns its own.
 FIRST, ONWARD = (0.3, 0.5, 0.5, 0.7), (0.5, 0.6, 0.65, 0.8)
 # matches up to each of these lengths share their acceptance
-CLASSES = (
-    REALIGNED,
-    1,
-    2,
-    3,
-    4,
-    8,
-    16,
-    MAX_MATCH,
-)
+CLASSES = (REALIGNED, 1, 2, 3, 4, 8, 16, MAX_MATCH)
 
 
 @dataclass
@@ -240,11 +227,9 @@ class PromptLookup:
             return
         copies, text.copies, text.broken = text.copies, [], []
         for copy in copies:
-            pairs = list(zip(copy.tokens, came, strict=False))
-            right = next(
-                (index for index, (guess, token) in enumerate(pairs) if guess != token), len(pairs)
-            )
-            for index in range(min(right + 1, len(pairs)) if copy.share == 1 else 0):
+            hits = [guess == token for guess, token in zip(copy.tokens, came, strict=False)]
+            right = [*hits, False].index(False)
+            for index in range(min(right + 1, len(hits)) if copy.share == 1 else 0):
                 counts = (text.onward if index else text.first)[copy.kind]
                 counts[0] += index < right
                 counts[1] += 1
@@ -265,7 +250,7 @@ class PromptLookup:
         """
         text = self.texts[sequence]
         text.copies = self._copies(text, min(room, DEEPEST)) if room else []
-        copies = (self._believed(text, copy) for copy in text.copies)
+        copies = (self._with_chances(text, copy) for copy in text.copies)
         return sorted(copies, key=lambda copy: -numpy.cumprod(copy[1]).sum())
 
     def _copies(self, text: Text, room: int) -> list[Copied]:
@@ -290,7 +275,7 @@ class PromptLookup:
             copy.tokens = [*islice(known, max(COPIED, GROWTH * copy.length))]
         return [copy for copy in found if copy.tokens]
 
-    def _believed(self, text: Text, copy: Copied) -> Copy:
+    def _with_chances(self, text: Text, copy: Copied) -> Copy:
         """Add each token's chance to a copy, from how often such copies were right."""
         (hits, tries), (further, judged) = text.first[copy.kind], text.onward[copy.kind]
         first = hits / tries
@@ -304,12 +289,12 @@ def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:
     Nodes that several chains share count once.
 
     Args:
-        draft: a draft with `acceptance`, not drawn.
+        draft: a draft with `acceptance`, not drawn; or an empty one.
         copies: the chains, each from the last known token on.
         size: the most nodes.
     """
     ids, parents = list(draft.token_ids), list(draft.parents)
-    acceptance = list(draft.acceptance or [0.5] * len(draft))
+    acceptance = list(draft.acceptance or [])
     for tokens, chances in copies:
         end = -1
         for token, chance in zip(tokens, chances, strict=True):

@@ -25,10 +25,7 @@ LARGEST = 24  # bits of a hash: 128 MiB of table
 # of two in 55 %
 SIBLINGS = 2
 # tokens that are added at once, and seconds between two pieces, for lookups of other threads
-PIECE, PAUSE = (
-    512,
-    1e-4,
-)
+PIECE, PAUSE = 512, 1e-4
 
 
 class Memory:
@@ -175,13 +172,11 @@ class Memory:
             with safe_open(Path(file).expanduser(), framework="pt") as opened:
                 tokens, said = opened.get_tensor("tokens"), opened.metadata() or {}
             memory = cls(int(said["max_tokens"]), remember)
-            if tokens.ndim != 1 or tokens.is_floating_point():
-                raise ValueError(f"{tokens.dtype} of shape {tuple(tokens.shape)}")
             ends = [-1, *(tokens == END).nonzero()[:, 0].tolist(), len(tokens)]
             for before, end in pairwise(ends):
                 memory.add(tokens[before + 1 : end])
         except FileNotFoundError:
             raise
-        except (SafetensorError, OSError, KeyError, ValueError) as error:
+        except (SafetensorError, OSError, LookupError, ValueError) as error:
             raise ValueError(f"{file} holds no memory; Memory.save writes one.") from error
         return memory
