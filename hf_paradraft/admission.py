@@ -62,6 +62,19 @@ def check_forgets(model: PreTrainedModel) -> None:
         )
 
 
+def check_decoder_only(model: PreTrainedModel) -> None:
+    """Refuse an encoder-decoder target.
+
+    Raises:
+        Refused: it is one.
+    """
+    if model.config.is_encoder_decoder:
+        raise Refused(
+            f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only "
+            "targets."
+        )
+
+
 def check_drafter(drafter: Any) -> None:
     """Refuse an object that lacks the methods or the `speculation_config` of a drafter.
 
@@ -115,11 +128,7 @@ def admit(
             f"{type(model).__name__} does steps of decoding itself ({', '.join(own)}), and drafts "
             "leave some out: generate without a drafter."
         )
-    if model.config.is_encoder_decoder:
-        raise Refused(
-            f"{type(model).__name__} is an encoder-decoder model; drafters here serve decoder-only "
-            "targets."
-        )
+    check_decoder_only(model)
     if (
         type(model.config) in MODEL_FOR_MASKED_LM_MAPPING
         and getattr(model.config, "is_decoder", True) is False

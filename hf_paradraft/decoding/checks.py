@@ -12,11 +12,11 @@ class Refused(ValueError):
     """A call that this loop does not serve, and plain decoding may; nothing has been done yet.
 
     Attributes:
-        told: whether a call of `generate` has raised it: then it says nothing about a call around
-            that one.
+        reported: whether a call of `generate` has raised it: then it says nothing about a call
+            around that one.
     """
 
-    told = False
+    reported = False
 
 
 ASKED = "_paradraft_asked"  # the attribute of the call's `GenerationConfig` that the hook sets

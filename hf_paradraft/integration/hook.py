@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .. import protocol
-from ..admission import admit, check_positions
+from ..admission import admit, check_decoder_only, check_positions
 from ..decoding import loop
 from ..decoding.checks import ASKED, STATES, Asked, Refused, more_than_ids, postpone_max_time
 from ..decoding.joining import leave_early
@@ -164,7 +164,7 @@ def _wrap_assisted_decoding(original):
                 )
             return made
         except (Refused, ChangedTransformers) as reason:
-            if not isinstance(assistant_model, _SetDrafter) or getattr(reason, "told", False):
+            if not isinstance(assistant_model, _SetDrafter) or getattr(reason, "reported", False):
                 raise
             _warn_undrafted(drafter, reason)
         return plain_decoding(self)(input_ids, *args, **kwargs)
@@ -200,6 +200,9 @@ def _wrap_validate(original):
 def _wrap_prepare_config(original):
     @wraps(original)
     def prepare_generation_config(self, generation_config, **kwargs):
+        # Whisper's own generate hands the assistant on, and then writes into its config
+        if is_drafter(kwargs.get("assistant_model")):
+            check_decoder_only(self)
         # a pipeline's is prepared already, and has every default
         before = getattr(generation_config, ASKED, generation_config)
         length = kwargs.get("num_assistant_tokens", getattr(before, "num_assistant_tokens", None))
@@ -228,6 +231,7 @@ OWN_WAY = (
     "prompt_lookup_num_tokens",
     "use_mtp",
     "assistant_early_exit",
+    "is_assistant",
 )
 
 
@@ -240,23 +244,23 @@ def _wrap_generate(original):
         config = given.get("generation_config")
         asked = (given.get(name, getattr(config, name, None)) for name in OWN_WAY)
         own = any(value not in (None, False) for value in asked)
-        own = own or getattr(config, "is_assistant", False)
         # continuous batching takes no assistant
-        paged = given.get("cache_implementation") == "paged" or any(
-            getattr(one, "cache_implementation", None) == "paged"
-            for one in (config, self.generation_config)
+        paged = "paged" in (
+            given.get("cache_implementation"),
+            getattr(config, "cache_implementation", None),
+            getattr(self.generation_config, "cache_implementation", None),
         )
         if drafter is not None and not own and not paged:
             try:
                 return original(self, **{**given, "assistant_model": _SetDrafter(drafter)})
             except Refused as reason:  # before anything was decoded or streamed
-                if reason.told:
+                if reason.reported:
                     raise
                 _warn_undrafted(drafter, reason)
         try:
             return original(self, *args, **kwargs)
         except Refused as reason:
-            reason.told = True
+            reason.reported = True
             raise
 
     return generate

@@ -104,11 +104,7 @@ def as_called(model: PreTrainedModel) -> tuple[tuple, bool]:
     kinds: set[Any] = set(map(type, model.modules()))
     strange = set(filter(is_foreign, kinds))
     everywhere = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
-    functions = [
-        function
-        for function in (attention_function(model), plain_decoding(model))
-        if function is not None
-    ]
+    functions = attention_function(model), plain_decoding(model)
     forwards = [kind.forward for kind in kinds]
     others = any(map(is_foreign, (*everywhere.values(), *functions, *forwards)))
     parts: list[tuple] = []

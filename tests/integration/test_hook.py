@@ -9,7 +9,12 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from tiny import generate, make_tokenizer, near_copy, tiny_model
-from transformers import GenerationMixin, pipeline
+from transformers import (
+    GenerationMixin,
+    WhisperConfig,
+    WhisperForConditionalGeneration,
+    pipeline,
+)
 
 import hf_paradraft
 from hf_paradraft.integration import hook
@@ -43,6 +48,34 @@ def test_an_unknown_transformers_is_left_alone(monkeypatch):
     ):
         assert not hook.install()
     assert GenerationMixin._assisted_decoding is another
+
+
+@pytest.mark.parametrize("kind", ["ngram", "pard"])
+def test_a_target_whose_own_generate_writes_into_its_assistant_is_refused(kind):
+    config = WhisperConfig(
+        vocab_size=32,
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=16,
+        decoder_ffn_dim=16,
+        num_mel_bins=8,
+        max_source_positions=10,
+        max_target_positions=20,
+        suppress_tokens=None,
+        begin_suppress_tokens=None,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    target = WhisperForConditionalGeneration(config).eval()
+    drafter = hf_paradraft.NgramDrafter() if kind == "ngram" else near_copy(tiny_model(), 0.2)
+    with pytest.raises(ValueError, match="WhisperForConditionalGeneration is an encoder-decoder"):
+        target.generate(torch.randn(1, 8, 20), assistant_model=drafter, max_new_tokens=5)
+    assert len(target.generate(torch.randn(1, 8, 20), max_new_tokens=5)) == 1
 
 
 def test_wrong_pairs_are_refused_however_the_drafter_is_passed(tmp_path, prompt):
