@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 from jinja2.exceptions import TemplateError
-from tokenizers.decoders import DecodeStream
 from torch import LongTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 BEFORE = 64  # tokens of a prompt that are decoded with its answer
+HALF = "\ufffd"  # the end of a text that ends in half a character
 _want_parts: dict[str, bool] = {}  # by chat template
 PROBE = "paradraftprobe"  # no template has it
 
@@ -201,20 +201,25 @@ class Detokeniser:
     Args:
         tokenizer: the target's tokenizer.
         prompt: the prompt's tokens.
+
+    Attributes:
+        ids: the tokens after the last piece of text, and before them the `known` ones of that
+            piece, without which some tokenizers decode the others differently.
+        shown: the text of the known tokens.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()):
         self.tokenizer = tokenizer
-        before = list(prompt[-BEFORE:])
-        # a prompt that ends in half a character, which is never shown
-        if tokenizer.decode(before, skip_special_tokens=True).endswith("\ufffd"):
-            before = []
-        self.stream = (
-            DecodeStream(ids=before, skip_special_tokens=True) if tokenizer.is_fast else None
-        )
-        # tokens after the last whole character if there is a stream, otherwise all
-        self.ids = [] if tokenizer.is_fast else before
-        self.shown = tokenizer.decode(self.ids, skip_special_tokens=True)
+        self._keep(list(prompt[-BEFORE:]))
+        if self.shown.endswith(HALF):  # a prompt's half character is never shown
+            self._keep([])
+
+    def _keep(self, ids: list[int]) -> None:
+        """Keep only the tokens of the last piece."""
+        self.ids, self.known, self.shown = ids, len(ids), self._decode(ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def push(self, token: int) -> str:
         """Decode the text that the next token adds: "" for half a character.
@@ -222,22 +227,12 @@ class Detokeniser:
         The whole character comes with its other half.
         """
         self.ids.append(token)
-        if self.stream is not None:
-            try:
-                new = self.stream.step(self.tokenizer.backend_tokenizer, token)
-            # with byte fallback, a stray byte also invalidates bytes that have been shown
-            except Exception:
-                new = self.tokenizer.decode(self.ids, skip_special_tokens=True)
-                self.stream = DecodeStream(ids=[token], skip_special_tokens=True)
-            if new:
-                self.ids = []
-            return new or ""
-        text = self.tokenizer.decode(self.ids, skip_special_tokens=True)
-        if text.endswith("\ufffd"):
-            return ""
-        new, self.shown = text[len(self.shown) :], text
+        text = self._decode(self.ids)
+        new = "" if text.endswith(HALF) else text[len(self.shown) :]
+        if new:
+            self._keep(self.ids[self.known :])
         return new
 
     def rest(self) -> str:
         """Decode half a character at the end as `decode` does."""
-        return self.tokenizer.decode(self.ids, skip_special_tokens=True)[len(self.shown) :]
+        return self._decode(self.ids)[len(self.shown) :]
