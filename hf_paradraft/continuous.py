@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicLayer, PreTrainedModel, StopStringCriteria
 
 from .admission import admit
@@ -136,11 +137,8 @@ def begin(
         **model_kwargs,
     ):
         own = logits_processor, stopping_criteria, generation_config
-        terms = replace(
-            admit(model, input_ids, *own, drafter, None, synced_gpus), generator=generator
-        )
-        if copies is not None:
-            terms = replace(terms, copies=copies)
+        terms = admit(model, input_ids, *own, drafter, None, synced_gpus)
+        terms = replace(terms, generator=generator, copies=copies or terms.copies)
         if known is not None:
             cache_of_call(model_kwargs).layers = known.layers
             terms = replace(terms, read=known.read)
@@ -205,16 +203,9 @@ def continuous_batching(
                     break
                 group.append(waiting.popleft())
             if group:
-                width = max(len(prompt) for _, prompt in group)
-                fill = options["pad_token_id"]
-                ids = torch.tensor(
-                    [[fill] * (width - len(prompt)) + prompt for _, prompt in group],
-                    device=target.device,
-                )
-                mask = torch.tensor(
-                    [[0] * (width - len(prompt)) + [1] * len(prompt) for _, prompt in group],
-                    device=target.device,
-                )
+                texts = [torch.tensor(prompt, device=target.device) for _, prompt in group]
+                ids = pad_sequence(texts, True, options["pad_token_id"], "left")
+                mask = pad_sequence([torch.ones_like(text) for text in texts], True, 0, "left")
                 joining = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
                 open_ += [
                     (number, sequence)
