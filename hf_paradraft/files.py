@@ -40,10 +40,7 @@ PUBLISHED = (
 )  # fmt: skip
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 # loaded with the weights where they lie next to them
-EXTRAS = (
-    "warp_model.safetensors",
-    "shortlist.safetensors",
-)
+EXTRAS = "warp_model.safetensors", "shortlist.safetensors"
 DEEPEST = 64  # levels of JSON; writing it recurses
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
@@ -69,19 +66,15 @@ def local_folder(
     patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in (*FILES, *also)]
     nested = f"{subfolder}/*/*" if subfolder else "*/*"  # other checkpoints of the repository
     try:
-        return (
-            Path(
-                snapshot_download(
-                    str(repo_or_dir), allow_patterns=patterns, ignore_patterns=nested, **hub
-                )
-            )
-            / subfolder
+        copied = snapshot_download(
+            str(repo_or_dir), allow_patterns=patterns, ignore_patterns=nested, **hub
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError) as error:
         raise OSError(
             f"{repo_or_dir} is neither a folder here nor a model that could be fetched from the "
             f"Hub: {error}"
         ) from error
+    return Path(copied) / subfolder
 
 
 def names_folder(load: Callable[P, T]) -> Callable[P, T]:
@@ -154,7 +147,7 @@ def share_weights(folder: Path) -> None:
 
     Otherwise only their owner may read them, as safetensors writes them.
     """
-    for config in [*folder.glob("*config.json")][:1]:
+    if (config := next(folder.glob("*config.json"), None)) is not None:
         for file in folder.glob("*.safetensors"):
             copymode(config, file)
 
@@ -213,18 +206,18 @@ def tensor_files(folder: Path) -> dict[str, Path]:
     Raises:
         OSError: there are no safetensors, a piece is missing, or a file is truncated or damaged.
     """
-    files, named = {*folder.glob("*.safetensors")}, None
-    if (index := folder / INDEX).exists():
+    files, indexed = {*folder.glob("*.safetensors")}, (index := folder / INDEX).exists()
+    if indexed:
         if not isinstance(named := read_json(index).get("weight_map"), dict):
             raise OSError(
                 f"{index} does not say in which file a weight lies (weight_map): save or download "
                 "it again."
             )
         files = {folder / str(name) for name in named.values()}
-    if (whole := folder / WHOLE).exists() and (
-        named is None or not any(file.exists() for file in files)
+    if (whole := folder / WHOLE).exists() and not (
+        indexed and any(file.exists() for file in files)
     ):
-        files, named = {whole}, None
+        files = {whole}
     if not files:
         raise OSError(
             f"{folder} has no .safetensors file: convert the weights first; pickled weights are "
@@ -236,12 +229,7 @@ def tensor_files(folder: Path) -> dict[str, Path]:
         raise OSError(
             f"{folder} lacks {', '.join(missing)}, which {INDEX} names: download or save it again."
         )
-    held = {name: file for file in sorted(files) for name in names_of(file)}
-    return (
-        held
-        if named is None
-        else {name: folder / file for name, file in named.items() if name in held}
-    )
+    return {name: file for file in sorted(files) for name in names_of(file)}
 
 
 def names_of(file: Path) -> list[str]:
