@@ -31,17 +31,9 @@ from .rules.in_step import InStep
 
 CALLS = "attach", "needs"
 # criteria that look at each sequence by itself
-BY_SEQUENCE = (
-    *ALONE,
-    EosTokenCriteria,
-    MaxLengthCriteria,
-)
+BY_SEQUENCE = (*ALONE, EosTokenCriteria, MaxLengthCriteria)
 # plain decoding's, in the place of which the loop stands
-LOOP = (
-    "_sample",
-    "_prefill",
-    "_update_model_kwargs_for_generation",
-)
+LOOP = "_sample", "_prefill", "_update_model_kwargs_for_generation"
 
 
 def check_forgets(model: PreTrainedModel) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from transformers import GenerationConfig, MaxTimeCriteria, PreTrainedModel, StopStringCriteria
 
+from ..names import CACHE_NAMES
+
 
 class Refused(ValueError):
     """A call that this loop does not serve, and plain decoding may; nothing has been done yet.
@@ -21,10 +23,7 @@ class Refused(ValueError):
 
 ASKED = "_paradraft_asked"  # the attribute of the call's `GenerationConfig` that the hook sets
 # criteria without a memory, which judge each sequence by itself
-ALONE = (
-    StopStringCriteria,
-    MaxTimeCriteria,
-)
+ALONE = StopStringCriteria, MaxTimeCriteria
 STATES = "output_attentions", "output_hidden_states"
 
 
@@ -44,6 +43,8 @@ class Asked:
     wants_states: bool = True
 
 
+# arguments of a call that brings nothing but ids
+IDS_ALONE = {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
 
 

@@ -103,13 +103,15 @@ class Features:
         for key in self.keys:
             if isinstance(key, KeyValues):
                 handle = decoder_of(self.model).register_forward_hook(
-                    self._cached(key), with_kwargs=True
+                    self._cache_hook(key), with_kwargs=True
                 )
             elif key == -1:
-                handle = self.layers[0].register_forward_pre_hook(self._embedded, with_kwargs=True)
+                handle = self.layers[0].register_forward_pre_hook(
+                    self._embedding_hook, with_kwargs=True
+                )
             else:
                 part = decoder_of(self.model) if key == "normed" else self.layers[key]
-                handle = part.register_forward_hook(self._behind(key))
+                handle = part.register_forward_hook(self._output_hook(key))
             self.handles.append(handle)
 
     def __enter__(self) -> "Features":
@@ -133,18 +135,18 @@ class Features:
         """
         return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
 
-    def _embedded(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _embedding_hook(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if self._is_ours:
             self.rows[-1] = args[0] if args else kwargs["hidden_states"]
 
-    def _behind(self, key: FeatureKey) -> Any:
+    def _output_hook(self, key: FeatureKey) -> Any:
         def hook(module: nn.Module, args: tuple, output: Any) -> None:
             if self._is_ours:
                 self.rows[key] = output if isinstance(output, Tensor) else output[0]
 
         return hook
 
-    def _cached(self, key: KeyValues) -> Any:
+    def _cache_hook(self, key: KeyValues) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
             cache = cache_in(kwargs)
             if not self._is_ours or cache is None:  # guidance runs the target without one

@@ -178,7 +178,7 @@ class GrowingDraft(GrowingTree):
         tokens = torch.tensor([self.tokens[node] for node in nodes], dtype=torch.long, device="cpu")
         return tokens, [self.indices[self.parents[node]] for node in nodes]
 
-    def look(self, nodes: list[int]) -> None:
+    def expand(self, nodes: list[int]) -> None:
         """Add the children of nodes, or of the root, to the tree.
 
         They come from the guessed logits and the bias of a head that reads the nodes' tokens.
@@ -186,7 +186,7 @@ class GrowingDraft(GrowingTree):
         if not nodes:
             return
         if self.guess.bias is None:
-            self.learn(nodes, self.guess.logits[:1])
+            self.add_children(nodes, self.guess.logits[:1])
             return
         ids, logits = self.prefix.ids, self.guess.logits
         depths = torch.tensor([self.depths[node] for node in nodes], device=ids.device)
@@ -199,9 +199,9 @@ class GrowingDraft(GrowingTree):
             depths, tokens, [self.states[self.parents[node]] for node in nodes]
         )
         self.states |= dict(zip(nodes, states, strict=True))
-        self.learn(nodes, logits[depths.to(logits.device)] + bias.to(logits))
+        self.add_children(nodes, logits[depths.to(logits.device)] + bias.to(logits))
 
-    def learn(self, nodes: list[int], logits: Tensor) -> None:
+    def add_children(self, nodes: list[int], logits: Tensor) -> None:
         """Add the children of `nodes` from the drafter's logits `(n, V')` after each."""
         logits = cut(logits, self.guess.vocabulary, self.vocab_size).to(self.prefix.ids.device)
         if self.prefix.race is not None:
@@ -271,7 +271,7 @@ def grow(
         ask: the function that calls a function of the drafter with its arguments.
     """
     for draft in drafts.values():
-        draft.look([ROOT])
+        draft.expand([ROOT])
     levels = max((draft.prefix.room - 1 for draft in drafts.values()), default=0)
     extend = next(
         (draft.guess.extend for draft in drafts.values() if draft.guess.extend is not None), None
@@ -292,14 +292,14 @@ def grow(
         asked = [(torch.zeros(0, dtype=torch.long, device="cpu"), list[int]())] * count
         for sequence, draft in drafts.items():
             if draft.guess.extend is None:
-                draft.look(wanted[sequence])
+                draft.expand(wanted[sequence])
             else:
                 asked[sequence] = draft.asked(wanted[sequence])
         if extend is not None:
             read = ask(extend, *map(list, zip(*asked, strict=True)))
             for sequence, (tokens, _) in enumerate(asked):
                 if len(tokens):
-                    drafts[sequence].learn(wanted[sequence], read[sequence][: len(tokens)])
+                    drafts[sequence].add_children(wanted[sequence], read[sequence][: len(tokens)])
         before, promised = promised, fmean(draft.promised for draft in drafts.values())
         budget.step.append(perf_counter() - clock)
         budget.kept_promises.append((promised - before) / reached)

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, DynamicLayer
 
-from ..names import CACHE_NAMES
 from .batch import Batch
 from .cache import RaggedCache
 from .call import Call
-from .checks import holds_something
+from .checks import IDS_ALONE, holds_something
 from .group import Group
 from .tree_attention import TreeAttention
 from .verify import Verifier
@@ -120,13 +119,7 @@ def leave_early(batch: Batch) -> None:
 def _holds_ids_alone(verifier: Verifier) -> bool:
     """Tell whether rows may come and go: the cache is dynamic, and only ids are by row."""
     given = {name for name, value in verifier.model_kwargs.items() if holds_something(value)}
-    return verifier.cache.num_slots is None and given <= {
-        *CACHE_NAMES,
-        "attention_mask",
-        "position_ids",
-        "use_cache",
-        "logits_to_keep",
-    }
+    return verifier.cache.num_slots is None and given <= IDS_ALONE
 
 
 def _count(batch: Batch) -> None:
@@ -140,24 +133,21 @@ def _count(batch: Batch) -> None:
         group.builder.budget = budget
 
 
-def _join_verifiers(verifier: Verifier, other: Verifier) -> None:
-    for one in (verifier, other):
-        if not one.branches:
+def _join_sequences(batch: Batch, other: Batch) -> None:
+    """Append another batch's sequences and calls to a batch."""
+    for verifier in (batch.verifier, other.verifier):
+        if not verifier.branches:
             raise ValueError(
-                f"{type(one.model).__name__} is served one call at a time, as it is loaded here."
+                f"{type(verifier.model).__name__} is served one call at a time, as it is loaded "
+                "here."
             )
-        if one.reads_prompt or not _holds_ids_alone(one):
+        if verifier.reads_prompt or not _holds_ids_alone(verifier):
             raise ValueError(
                 "Sequences join others after their prompts, in dynamic caches, and with nothing "
                 "but ids: this call has to be served by itself."
             )
-    join_caches(verifier.cache, other.cache)
-    join_masks(verifier.attention, other.attention)
-
-
-def _join_sequences(batch: Batch, other: Batch) -> None:
-    """Append another batch's sequences and calls to a batch."""
-    _join_verifiers(batch.verifier, other.verifier)
+    join_caches(batch.verifier.cache, other.verifier.cache)
+    join_masks(batch.verifier.attention, other.verifier.attention)
     batch.calls += other.calls
     batch.sequences += other.sequences
     for call in batch.calls:
@@ -166,22 +156,18 @@ def _join_sequences(batch: Batch, other: Batch) -> None:
 
 def _add_group(batch: Batch, joining: Group) -> None:
     """Add a group to a batch: to one of its groups, if the drafter can serve both together."""
-    if not any(_join_groups(group, joining) for group in batch.groups):
-        batch.groups.append(joining)
-
-
-def _join_groups(group: Group, other: Group) -> bool:
-    """Append another group's sequences if the drafter can, and tell whether it could."""
-    joined = group.budget_for(1) is other.budget_for(1) and group.drafting.join(other.drafting)
-    if joined:
-        other.features.stop()
-        if group.builder.copies is not None:
-            group.builder.copies.join(
-                other.builder.copies, len(group.sequences), len(other.sequences)
-            )
-        group.calls += other.calls
-        group.sequences += other.sequences
-    return joined
+    budget = joining.budget_for(1)
+    for group in batch.groups:
+        if group.budget_for(1) is budget and group.drafting.join(joining.drafting):
+            joining.features.stop()
+            if group.builder.copies is not None:
+                group.builder.copies.join(
+                    joining.builder.copies, len(group.sequences), len(joining.sequences)
+                )
+            group.calls += joining.calls
+            group.sequences += joining.sequences
+            return
+    batch.groups.append(joining)
 
 
 def _leave_group(group: Group) -> None:

@@ -28,16 +28,18 @@ from transformers.utils import logging
 from .. import protocol
 from ..admission import admit, check_decoder_only, check_positions
 from ..decoding import loop
-from ..decoding.checks import ASKED, STATES, Asked, Refused, more_than_ids, postpone_max_time
+from ..decoding.checks import (
+    ASKED,
+    IDS_ALONE,
+    STATES,
+    Asked,
+    Refused,
+    more_than_ids,
+    postpone_max_time,
+)
 from ..decoding.joining import leave_early
 from ..drafters.ppd.model import PpdDrafter
-from ..names import (
-    CACHE_NAMES,
-    BaseStreamer,
-    ChangedTransformers,
-    GenerateDecoderOnlyOutput,
-    cache_in,
-)
+from ..names import BaseStreamer, ChangedTransformers, GenerateDecoderOnlyOutput, cache_in
 from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
 from ..pearl.loop import decoding_of
 from .look import check_more_than_text, check_reads
@@ -47,9 +49,7 @@ logger = logging.get_logger(__name__)
 
 # Arguments of a call that brings nothing but a text; other inputs decide how a target reads, and
 # one look cannot know them.
-TEXT_ALONE = {
-    "inputs_embeds", "attention_mask", "position_ids", *CACHE_NAMES, "use_cache", "logits_to_keep",
-}  # fmt: skip
+TEXT_ALONE = {*IDS_ALONE, "inputs_embeds"}
 
 
 def install() -> bool:
