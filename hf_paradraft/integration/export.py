@@ -2,22 +2,20 @@
 
 import json
 import shlex
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import nn
 
 from ..drafters import kind_of
 from ..drafters.feature_drafter import FeatureDrafter
-from ..drafters.formats.files import unpickled
 from ..drafters.formats.folder import DrafterFolder
+from ..drafters.formats.identify import PARD2
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.pard2 import FILE, PICKLE
-from ..files import FILES, local_folder
+from ..files import local_folder
 from ..training.output import NEW, replace_model
 from ..training.target import config_of, is_packed, open_model, open_tokenizer, refuse_packed
 
@@ -147,9 +145,13 @@ def _export_pard(
             f"vLLM takes a drafter with {wrong!r} in its path for one of another kind: choose "
             "another folder."
         )
-    if folder.config.get("pard2") or folder.config.get("spd_type") == "pard2":
-        return _convert_pard2(folder.path, output, engine)
-    drafter = pard.load_folder(folder, dtype="auto")
+    is_pard2 = folder.identified == PARD2
+    if is_pard2 and engine != Engine.transformers:
+        raise ValueError(
+            f"{engine} has no PARD-2 yet; --format transformers converts the repository's files."
+        )
+    bare = is_pard2 and not any((folder.path / name).exists() for name in (FILE, PICKLE))
+    drafter = pard.load_folder(folder, dtype="auto", target_independent=bare)
     if target is not None:
         refuse_packed(target, "its config is read")
         _match_vocabulary(drafter, config_of(target).get_text_config().vocab_size, engine, pad)
@@ -160,12 +162,15 @@ def _export_pard(
         tokenizer.save_pretrained(made)
 
     replace_model(output, save)
-    unchecked = (
-        ""
-        if target or engine == Engine.transformers
-        else "# The vocabulary's size was not checked: --target was not given.\n"
-    )
-    return unchecked + _command(
+    remark = ""
+    if bare:
+        remark = (
+            f"# It came without {PICKLE}: it can only draft without the target's features, with "
+            "target_independent=True.\n"
+        )
+    if not target and engine != Engine.transformers:
+        remark = "# The vocabulary's size was not checked: --target was not given.\n"
+    return remark + _command(
         engine,
         target or "TARGET",
         output,
@@ -189,29 +194,6 @@ def _match_vocabulary(drafter: Any, wanted: int, engine: Engine, pad: bool) -> N
             f"{wanted}: add --pad."
         )
     drafter.resize_token_embeddings(wanted, mean_resizing=False)
-
-
-def _convert_pard2(folder: Path, output: Path, engine: Engine) -> str:
-    if engine != Engine.transformers:
-        raise ValueError(
-            f"{engine} has no PARD-2 yet; --format transformers converts the repository's files."
-        )
-    weights = unpickled(folder / PICKLE) if (folder / PICKLE).exists() else {}
-
-    def save(made: Path) -> None:
-        for file in {file for pattern in FILES for file in folder.glob(pattern)}:
-            shutil.copyfile(file, made / file.name)
-        if weights:
-            tensors = {name: tensor.clone().contiguous() for name, tensor in weights.items()}
-            save_file(tensors, made / FILE)
-
-    replace_model(output, save)
-    missing = (
-        ""
-        if weights
-        else f" It came without {PICKLE}: it can only draft without the target's features."
-    )
-    return f"# A PARD-2 drafter in safetensors.{missing}"
 
 
 def _command(

@@ -83,14 +83,17 @@ def test_exports_that_engines_would_not_take_are_refused(source, tmp_path):
 
 def test_pard2_projections_become_safetensors(source, tmp_path):
     config = json.loads((source / "config.json").read_text())
+    config["pard2_target_layers"] = [0, 1]
     (source / "config.json").write_text(json.dumps({**config, "pard2": True, "spd_type": "pard2"}))
-    weight = torch.randn(4, 8)
+    weight = torch.randn(config["hidden_size"], 8)
     torch.save({"target_proj.weight": weight}, source / "warp_model.bin")
     export(source, tmp_path / "out", Engine.transformers)
     assert torch.equal(
         load_file(tmp_path / "out" / "warp_model.safetensors")["target_proj.weight"], weight
     )
     assert not list((tmp_path / "out").glob("*.bin"))
+    drafter = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out")
+    assert torch.equal(drafter.projection.weight, weight)
     with pytest.raises(ValueError, match="no PARD-2 yet"):
         export(source, tmp_path / "other", Engine.vllm)
     (source / "notes.pkl").write_bytes(b"x")
