@@ -21,36 +21,19 @@ from huggingface_hub.errors import HTTPError, RevisionNotFoundError
 from transformers.utils import logging
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from ..files import (
-    EXTRAS,
-    PUBLISHED,
-    check_whole,
-    hub_name,
-    read_json,
-    shipped,
-    write_json,
-    write_whole,
-)
+from ..files import EXTRAS, PUBLISHED, check_whole, hub_name, read_json, shipped, write_json
 from .card import CardFields, plot_bench, render_card
 
 logger = logging.get_logger(__name__)
-# in one piece or in several
-MODEL = (
-    "model.safetensors",
-    "model-*.safetensors",
-    "model.safetensors.index.json",
-)
+MODEL = "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"
 BASE = (*MODEL, "config.json", "generation_config.json")
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 MEASURED = ("bench.json", "tau.png")  # of former weights
 SPACE = ("README.md", "requirements.txt", "*.py")
 NO_CACHES = shutil.ignore_patterns("__pycache__", ".*")
 MARK = "<!-- rendered: {} -->"  # after a card of ours, with its hash: who changes it keeps it
-# in what PEFT writes next to every adapter, and what is left blank
-PEFT_BLANK, MANY_BLANKS = (
-    "[More Information Needed]",
-    20,
-)
+# how often it stands in the card that PEFT writes next to every adapter, at least
+PEFT_BLANK, MANY_BLANKS = "[More Information Needed]", 20
 
 
 def push_drafter(
@@ -102,7 +85,7 @@ def push_drafter(
                 )
                 card.unlink(missing_ok=True)
             else:
-                write_whole(card, f"{text}\n{MARK.format(_hash(text))}\n")
+                card.write_text(f"{text}\n{MARK.format(_hash(text))}\n", encoding="utf-8")
         elif license is not None:
             try:
                 model_card = ModelCard.load(card)
@@ -140,13 +123,14 @@ def _is_edited(repo_id: str, revision: str | None, token: str | bool | None) -> 
             revision = None  # a new branch has main's
         if not api.file_exists(repo_id, "README.md", revision=revision):
             return False
-        # an older copy says nothing
-        options: dict[str, Any] = {
-            "revision": revision,
-            "token": token,
-            "force_download": True,
-        }
-        text = Path(hf_hub_download(repo_id, "README.md", **options)).read_text(encoding="utf-8")
+        copy = hf_hub_download(
+            repo_id,
+            "README.md",
+            revision=revision,
+            token=token,
+            force_download=True,  # an older copy says nothing
+        )
+        text = Path(copy).read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return True
     except (HTTPError, OSError, RuntimeError) as error:
@@ -209,12 +193,8 @@ def upload(
             for file in sorted(folder.rglob("*"))
             if file.is_file()
         }
-        had = (
-            []
-            if new
-            else api.list_repo_files(
-                repo_id, repo_type=repo_type, revision=None if create_pr else revision
-            )
+        had = api.list_repo_files(
+            repo_id, repo_type=repo_type, revision=None if create_pr else revision
         )
         # other people's files lie in folders
         here = [name for name in had if "/" not in name and name not in files]
@@ -302,4 +282,5 @@ def push_space(
 
 def _name_in_card(folder: Path, placeholder: str, name: str) -> None:
     card = folder / "README.md"
-    write_whole(card, card.read_text(encoding="utf-8").replace(placeholder, name))
+    text = card.read_text(encoding="utf-8").replace(placeholder, name)
+    card.write_text(text, encoding="utf-8")

@@ -121,8 +121,7 @@ def _export_features(
             "pass --target."
         )
     drafter.attach(open_model(target, dtype=drafter.dtype))
-    with torch.no_grad():
-        rows = drafter.shared.head.weight[drafter.vocabulary].clone()
+    rows = drafter.shared.head.weight.detach()[drafter.vocabulary]
     drafter.shortlist = None  # vLLM would take its file for weights
     drafter.head = nn.Linear(*reversed(rows.shape), bias=False)
     drafter.head.weight = nn.Parameter(rows)
@@ -170,13 +169,7 @@ def _export_pard(
         )
     if not target and engine != Engine.transformers:
         remark = "# The vocabulary's size was not checked: --target was not given.\n"
-    return remark + _command(
-        engine,
-        target or "TARGET",
-        output,
-        drafter.speculation_config.num_draft_tokens,
-        drafter.mask_token_id,
-    )
+    return remark + _command(engine, target or "TARGET", output, drafter)
 
 
 def _match_vocabulary(drafter: Any, wanted: int, engine: Engine, pad: bool) -> None:
@@ -196,9 +189,8 @@ def _match_vocabulary(drafter: Any, wanted: int, engine: Engine, pad: bool) -> N
     drafter.resize_token_embeddings(wanted, mean_resizing=False)
 
 
-def _command(
-    engine: Engine, target: str, output: Path, num_draft_tokens: int, mask_token_id: int
-) -> str:
+def _command(engine: Engine, target: str, output: Path, drafter: Any) -> str:
+    num_draft_tokens = drafter.speculation_config.num_draft_tokens
     if engine == Engine.vllm:
         options = {"method": "draft_model", "parallel_drafting": True, "model": str(output)}
         config = json.dumps({**options, "num_speculative_tokens": num_draft_tokens})
@@ -207,7 +199,7 @@ def _command(
         return (
             "from tensorrt_llm import LLM\nfrom tensorrt_llm.llmapi import PARDDecodingConfig\n"
             f"speculation = PARDDecodingConfig(max_draft_len={num_draft_tokens}, "
-            f'speculative_model="{output}", mask_token_id={mask_token_id})\n'
+            f'speculative_model="{output}", mask_token_id={drafter.mask_token_id})\n'
             f'llm = LLM("{target}", speculative_config=speculation)'
         )
     return (
