@@ -54,6 +54,14 @@ def check_forgets(model: PreTrainedModel) -> None:
         )
 
 
+def is_drafter(assistant: Any) -> bool:
+    """Tell whether an `assistant_model` is a drafter.
+
+    If it is not, it is a model that transformers serves itself.
+    """
+    return callable(getattr(assistant, "start_drafting", None))
+
+
 def check_decoder_only(model: PreTrainedModel) -> None:
     """Refuse an encoder-decoder target.
 
@@ -75,7 +83,7 @@ def check_drafter(drafter: Any) -> None:
     Raises:
         ValueError: with what to change.
     """
-    if not callable(getattr(drafter, "start_drafting", None)):
+    if not is_drafter(drafter):
         raise ValueError(
             f"{type(drafter).__name__} is no drafter: load one with AutoDrafter.from_pretrained, "
             "or pass an ordinary small model as assistant_model, without custom_generate."

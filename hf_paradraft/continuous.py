@@ -82,12 +82,11 @@ def can_join(target: PreTrainedModel, drafter: Drafter | None = None) -> bool:
     has no beams, and neither it nor the drafter wants a static cache.
     """
     options, text = target.generation_config, target.config.get_text_config()
-    several_positions = "mrope_section" in str(getattr(text, "rope_parameters", ""))
     compiled = drafter is not None and drafter.speculation_config.compile
     dynamic = options.cache_implementation in (None, "dynamic") and not compiled
     takes_masks = attention_windows(target) is not None and not reads_its_own_way(target)
-    takes_masks = takes_masks and not several_positions
-    return takes_masks and options.num_beams in (None, 1) and dynamic
+    one_position = "mrope_section" not in str(getattr(text, "rope_parameters", ""))
+    return takes_masks and one_position and options.num_beams in (None, 1) and dynamic
 
 
 @dataclass

@@ -86,11 +86,8 @@ class Features:
         numbers = [
             key.layer if isinstance(key, KeyValues) else key for key in self.keys if key != "normed"
         ]
-        wrong = [
-            number
-            for number in numbers
-            if not (type(number) is int and -1 <= number < len(self.layers))
-        ]
+        known = range(-1, len(self.layers))
+        wrong = [number for number in numbers if type(number) is not int or number not in known]
         if wrong:
             raise ValueError(
                 f"The drafter reads {', '.join(map(repr, wrong))} of {type(model).__name__}, which "

@@ -26,7 +26,7 @@ from transformers import (
 from transformers.utils import logging
 
 from .. import protocol
-from ..admission import admit, check_decoder_only, check_positions
+from ..admission import admit, check_decoder_only, check_positions, is_drafter
 from ..decoding import loop
 from ..decoding.checks import (
     ASKED,
@@ -78,14 +78,6 @@ def install() -> bool:
         wrapped.paradraft = True
         setattr(GenerationMixin, name, wrapped)
     return True
-
-
-def is_drafter(assistant: Any) -> bool:
-    """Tell whether an `assistant_model` is a drafter.
-
-    If it is not, it is a model that transformers serves itself.
-    """
-    return callable(getattr(assistant, "start_drafting", None))
 
 
 class _SetDrafter:

@@ -99,21 +99,21 @@ def _difference(target: PreTrainedTokenizerBase, drafter: PreTrainedTokenizerBas
         {index: token for token, index in side.get_vocab().items()} for side in (target, drafter)
     )
     shared = ours.keys() & theirs.keys()
-    wrong = sorted(index for index in shared if ours[index] != theirs[index])
+    wrong = {index for index in shared if ours[index] != theirs[index]}
     special = [
         {index for index, token in side.added_tokens_decoder.items() if token.special}
         for side in (target, drafter)
     ]
-    if renamed := special[0] & special[1] & {*wrong}:
+    if renamed := special[0] & special[1] & wrong:
         first = min(renamed)
         logger.warning_once(
             f"{len(renamed)} special tokens have another name for the drafter than for the target "
             f"(first id {first}: {theirs[first]!r} and {ours[first]!r}): where they are used, "
             "fewer of its guesses are right."
         )
-    if not (wrong := [index for index in wrong if index not in renamed]):
+    if not (wrong := wrong - renamed):
         return ""
-    first = wrong[0]
+    first = min(wrong)
     return (
         f"{len(wrong)} of {len(shared)} shared ids mean other tokens (vocabularies of {len(ours)} "
         f"and {len(theirs)}), first id {first}, {ours[first]!r} for the target and "
