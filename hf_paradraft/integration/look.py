@@ -28,7 +28,7 @@ from ..names import ChangedTransformers, attention_of, is_foreign
 from ..notes import notes_on
 from ..outer_names import attention_function, plain_decoding
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
-from ..rules.noise import generator_of
+from ..rules.same_seed import generator_of
 
 NEW = 4  # tokens: two of a draft after the prompt, and two of a tree
 NEW_OF_OTHERS = 16  # tokens, for a target with code of others: drafts are as wide as a call's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
@@ -12,7 +13,6 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from ..decoding.trees import to_target
 from .draws import are_numbers
-from .noise import Noise
 
 IMPOSSIBLE = -1e4  # the log-probability of an id that the target does not have
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
@@ -78,16 +78,15 @@ class Race:
     It scores them when the draw's noise is known, and otherwise leaves them as they are.
 
     Args:
-        noise: the call's noise.
-        index: the sequence's place in the call.
+        log_noise: the function that computes the log noise, float32 `(n, V)`, of tokens at given
+            distances from the draft's begin; None if it is not known.
         length: the number of tokens before the draft, padding included.
         processors: the target's logits processors, whose temperature is applied to `q` too.
         odds: the pair's odds.
         seen: the distance, path, rivals and their features of each row that was scored.
     """
 
-    noise: Noise
-    index: int
+    log_noise: Callable[[Sequence[int]], Tensor | None]
     length: int
     processors: LogitsProcessorList
     odds: Odds
@@ -110,7 +109,7 @@ class Race:
             vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
         """
         distances = [*range(len(logits))] if paths is None else [*map(len, paths)]
-        noise = self.noise.log(self.index, self.length, distances)
+        noise = self.log_noise(distances)
         if noise is None or not are_numbers(logits):
             return logits
         ids = (
@@ -159,7 +158,7 @@ class Race:
         returned as it is.
         """
         distances = distances or list(range(len(tokens)))
-        noise = self.noise.log(self.index, self.length, range(1 + max(distances, default=-1)))
+        noise = self.log_noise(range(1 + max(distances, default=-1)))
         if noise is None:
             return believed
         chances = torch.tensor(believed, device="cpu").clamp(1e-6, 1)

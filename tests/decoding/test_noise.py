@@ -4,6 +4,7 @@ will be drawn.
 
 import threading
 from functools import cache
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -22,9 +23,9 @@ from transformers import (
 
 import hf_paradraft
 from hf_paradraft.decoding.sequence import Sequence
-from hf_paradraft.rules import noise
-from hf_paradraft.rules.noise import draws_by_race
+from hf_paradraft.rules import same_seed
 from hf_paradraft.rules.race import Odds
+from hf_paradraft.rules.same_seed import draws_by_race
 
 WARPERS = {
     "nothing": {"top_k": 0},
@@ -71,7 +72,7 @@ def test_a_seed_has_plain_generates_text(kind, warper, prompts, size, lookup, ne
 @pytest.mark.parametrize("size", [0, 2**20])
 def test_several_samples_of_one_prompt_are_plain_generates(prompt, size, monkeypatch):
     """Sequences that are far apart have their noise drawn again."""
-    monkeypatch.setattr(noise, "KEPT", size)
+    monkeypatch.setattr(same_seed, "KEPT", size)
     drafter = near_copy(TARGET, 0.1)
     drafter.speculation_config.tree_size = 6
     assert_lossless(
@@ -145,15 +146,15 @@ def test_a_batch_that_goes_on_plainly_uses_no_noise_twice():
     """Some sequences have used what is ahead of others, behind which the generator stands."""
     sequences = [Sequence(torch.zeros(1, 9, dtype=torch.long), None, 2) for _ in range(2)]
     p = torch.full((1, 32), 1 / 32)
-    drawn = noise.Noise(sequences, 2, 32)
-    drawn.start()
+    rule = same_seed.SameSeed()
+    rule.begin(SimpleNamespace(sequences=sequences, begin=2), 32, None)
     for _ in range(3):
-        drawn.draw(0, p)
+        rule.draw(0, p)
         sequences[0].length += 1
     torch.rand(3)  # as a processor might
-    last = drawn.states[-1]
-    drawn.draw(1, p)
-    drawn.stop()
+    last = rule.states[-1]
+    rule.draw(1, p)
+    rule.end()
     after = torch.get_rng_state()
     torch.set_rng_state(last)
     torch.multinomial(p, 1)
@@ -163,7 +164,7 @@ def test_a_batch_that_goes_on_plainly_uses_no_noise_twice():
 def test_a_device_that_draws_otherwise_has_plain_generates_text(prompt, monkeypatch):
     """Noise that is not the target's would only mislead the drafter."""
     assert draws_by_race(torch.device("cpu"))
-    monkeypatch.setattr(noise, "draws_by_race", lambda device: False)
+    monkeypatch.setattr(same_seed, "draws_by_race", lambda device: False)
     assert_lossless(TARGET, near_copy(TARGET, 0.1), prompt, seed=2, do_sample=True)
 
 
@@ -186,7 +187,7 @@ def test_a_drafter_that_agrees_guesses_what_is_drawn(tree_size, prompt):
     for knows in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             if not knows:
-                patch.setattr(noise, "draws_by_race", lambda device: False)
+                patch.setattr(same_seed, "draws_by_race", lambda device: False)
             for seed in (0, 1):
                 assert_lossless(target, drafter, prompt, seed=seed, **options)
             rates.append(drafter.last_stats.acceptance_by_position[0])
