@@ -34,11 +34,34 @@ class Rejection(Rule):
         prefix: LongTensor,
         logits_processor: LogitsProcessorList,
     ) -> tuple[list[int], Tensor | None]:
-        """Implement `Rule.path`, for chains."""
+        """Implement `Rule.path`: judge a sampled chain as a whole (Sun et al., 2403.10444).
+
+        On average no fewer tokens are kept than by `judge` one by one: a token that `p` wants more
+        than `q` makes up for one that it wants less. Other drafts, and processors with a memory,
+        are judged one by one.
+        """
         sampled = len(draft) > 0 and draft.q is not None and draft.depth == len(draft)
-        if sampled and all(type(processor) in STATELESS for processor in logits_processor):
-            return block_path(draft, logits, prefix, logits_processor)
-        return [], None
+        if not sampled or any(type(processor) not in STATELESS for processor in logits_processor):
+            return [], None
+        text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
+        count, length = len(draft), prefix.shape[1]
+        rows = [
+            logits_processor(text[:, : length + node], logits[node : node + 1].float())
+            for node in range(count + 1)
+        ]
+        p, ratio, accepted = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
+        rest = (p[0] - draft.q[0].to(p)).clamp(min=0)
+        for node, token in enumerate(draft.token_ids):
+            ratio = (ratio * p[node, token] / draft.q[node, token].to(p)).clamp(max=1)
+            if node + 1 < count:
+                left = (ratio * p[node + 1] - draft.q[node + 1].to(p)).clamp(min=0)
+                chance = left.sum() / (left.sum() + 1 - ratio)
+            else:
+                left, chance = p[count], ratio
+            if torch.rand((), device=p.device) < chance:  # never if it is 0 / 0
+                accepted, rest = node + 1, left
+        rest = rest / rest.sum() if rest.sum() > 0 else p[accepted]
+        return list(range(accepted)), rest[None]
 
     def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
         """Implement `Rule.judge`."""
@@ -59,44 +82,3 @@ class Rejection(Rule):
             q[token] = 0
             q = q / q.sum().clamp(min=torch.finfo(q.dtype).tiny)
         return drawn(p[None]), None
-
-
-def block_path(
-    draft: Draft, logits: Tensor, prefix: LongTensor, logits_processor: LogitsProcessorList
-) -> tuple[list[int], Tensor]:
-    """Choose how much of a sampled chain to keep, judging the chain as a whole.
-
-    The method is that of Sun et al. (2403.10444).
-
-    On average no fewer tokens are kept than by `Rejection.judge` one by one: a token that `p` wants
-    more than `q` makes up for one that it wants less.
-
-    Args:
-        draft: a chain of `N` nodes, with `q`.
-        logits: the target's logits, as for `accept`.
-        prefix: int64 `(1, n)`, the text before the draft.
-        logits_processor: the logits processors, all without a memory.
-
-    Returns:
-        The accepted nodes, and the distribution `(1, V)` of the token after them.
-    """
-    text = torch.cat([prefix, draft.tokens[None].to(prefix.device)], dim=1)
-    count, length = len(draft), prefix.shape[1]
-    rows = [
-        logits_processor(text[:, : length + node], logits[node : node + 1].float())
-        for node in range(count + 1)
-    ]
-    p, ratio, accepted = torch.cat(rows).softmax(-1), torch.ones((), device=logits.device), 0
-    rest = (p[0] - draft.q[0].to(p)).clamp(min=0)
-    for node, token in enumerate(draft.token_ids):
-        ratio = (ratio * p[node, token] / draft.q[node, token].to(p)).clamp(max=1)
-        if node + 1 < count:
-            left = (ratio * p[node + 1] - draft.q[node + 1].to(p)).clamp(min=0)
-            chance = left.sum() / (left.sum() + 1 - ratio)
-        else:
-            left, chance = p[count], ratio
-        if torch.rand((), device=p.device) < chance:  # never if it is 0 / 0
-            accepted, rest = node + 1, left
-    return list(range(accepted)), rest[None] / rest.sum() if rest.sum() > 0 else p[
-        accepted : accepted + 1
-    ]

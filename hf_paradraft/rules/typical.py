@@ -24,42 +24,31 @@ class Typical(Rule):
         logits: Tensor,
         prefix: LongTensor,
         logits_processor: LogitsProcessorList,
+        node: int = -1,
     ) -> tuple[list[int], None]:
-        """Implement `Rule.path`."""
-        return typical_path(draft, logits, prefix, logits_processor), None
+        """Implement `Rule.path`: find the longest path of tokens with `p > min(ε, δ exp(-H(p)))`.
+
+        The threshold is that of PPD, section 4.2, after Medusa. Processors are run on every path
+        that is tried.
+
+        Args:
+            draft, logits, logits_processor: as for `Rule.path`.
+            prefix: int64 `(1, n)`, the text up to and with `node`.
+            node: the node that the path begins after; -1 for the last known token.
+        """
+        if not (children := draft.children(node)):
+            return [], None
+        p = logits_processor(prefix, logits[node + 1 : node + 2].float()).softmax(-1)[0]
+        threshold = min(EPSILON, DELTA * float(torch.exp(torch.special.entr(p).sum().neg())))
+        paths = []
+        for child in children:
+            token = draft.token_ids[child]
+            if p[token] > threshold:
+                longer = torch.cat([prefix, prefix.new_tensor([[token]])], dim=1)
+                after, _ = self.path(draft, logits, longer, logits_processor, child)
+                paths.append([child, *after])
+        return max(paths, key=len, default=[]), None
 
     def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
         """Implement `Rule.judge`: draw the token after the path, and accept no further node."""
         return drawn(scores.softmax(-1)), None
-
-
-def typical_path(
-    draft: Draft,
-    logits: Tensor,
-    prefix: LongTensor,
-    logits_processor: LogitsProcessorList,
-    node: int = -1,
-) -> list[int]:
-    """Find the longest path below `node` of tokens with `p > min(ε, δ exp(-H(p)))`.
-
-    The threshold is that of PPD, section 4.2, after Medusa.
-
-    Args:
-        draft: a draft of `N` nodes.
-        logits: the target's logits, as for `accept`.
-        prefix: int64 `(1, n)`, the text up to and with `node`.
-        logits_processor: the logits processors, run on every path that is tried.
-        node: the node that the path begins after; -1 for the last known token.
-    """
-    children = draft.children(node)
-    if not children:
-        return []
-    p = logits_processor(prefix, logits[node + 1 : node + 2].float()).softmax(-1)[0]
-    threshold = min(EPSILON, DELTA * float(torch.exp(torch.special.entr(p).sum().neg())))
-    paths = []
-    for child in children:
-        token = draft.token_ids[child]
-        if p[token] > threshold:
-            longer = torch.cat([prefix, prefix.new_tensor([[token]])], dim=1)
-            paths.append([child, *typical_path(draft, logits, longer, logits_processor, child)])
-    return max(paths, key=len, default=[])

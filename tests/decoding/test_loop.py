@@ -17,7 +17,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_paradraft
 from hf_paradraft.integration.look import check_reads
-from hf_paradraft.rules.typical import typical_path
+from hf_paradraft.rules.typical import Typical
 
 
 class Recorder(BaseStreamer):
@@ -249,10 +249,10 @@ def test_typical_acceptance_follows_its_threshold():
         )
     )
     draft = hf_paradraft.Draft(torch.tensor([0, 1, 3]), [-1, -1, 1])
-    path = typical_path(draft, logits[[0, 1, 2, 3]], torch.tensor([[0]]), LogitsProcessorList())
-    assert path == [1, 2]
+    rule, text = Typical(), (torch.tensor([[0]]), LogitsProcessorList())
+    assert rule.path(draft, logits[[0, 1, 2, 3]], *text) == ([1, 2], None)
     unlikely = hf_paradraft.Draft(torch.tensor([3]), [-1])
-    assert typical_path(unlikely, logits, torch.tensor([[0]]), LogitsProcessorList()) == []
+    assert rule.path(unlikely, logits, *text) == ([], None)
 
 
 def test_trees_larger_than_the_context_left_are_lossless():
