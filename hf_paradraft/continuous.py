@@ -43,7 +43,7 @@ class RoomyLayer(DynamicLayer):
         super().__init__()
         self.lazy_initialization(layer.keys, layer.values)
         self.keys, self.values = layer.keys, layer.values
-        self.rooms: tuple[Tensor, Tensor] | None = None  # keys and values are their first entries
+        self.rooms = layer.keys, layer.values  # keys and values are their first entries
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -52,11 +52,8 @@ class RoomyLayer(DynamicLayer):
         begin = self.keys.shape[2]
         end, new = begin + key_states.shape[2], (key_states, value_states)
         old = (self.keys, self.values)
-        if (
-            self.rooms is None
-            or self.rooms[0].data_ptr() != self.keys.data_ptr()
-            or end > self.rooms[0].shape[2]
-        ):
+        room, _ = self.rooms
+        if room.data_ptr() != self.keys.data_ptr() or end > room.shape[2]:
             self.rooms = tuple(pad(states, (0, 0, 0, end - begin + ROOM)) for states in old)
         for room, states in zip(self.rooms, new, strict=True):
             room[:, :, begin:end] = states

@@ -37,23 +37,6 @@ def warp(ids: LongTensor, logits: Tensor, logits_processor: LogitsProcessorList)
     return torch.cat(rows).softmax(-1)
 
 
-def sampled_chain(
-    ids: LongTensor,
-    logits: Tensor,
-    logits_processor: LogitsProcessorList,
-    generator: torch.Generator | None = None,
-) -> Draft:
-    """Draw a chain after ids `(1, n)`, one token from each row of logits `(K, V)`.
-
-    Each row is warped as if the earlier draws were in the text.
-    """
-    rows, length = [], ids.shape[1]
-    for row in logits.split(1):
-        rows.append(warp(ids, row, logits_processor))
-        ids = torch.cat([ids, torch.multinomial(rows[-1], 1, generator=generator)], dim=1)
-    return Draft.chain(ids[0, length:], torch.cat(rows))
-
-
 def draw(q: Tensor, count: int, generator: torch.Generator | None = None) -> LongTensor:
     """Draw `count` tokens without replacement from `q`, float32 `(V,)`, in order: int64 `(count,)`.
 
@@ -113,13 +96,19 @@ class Draws:
         """Draw a tree of `size` nodes, None for a chain, from logits `(K, V)`.
 
         The logits are of independent distances after ids `(1, n)`; if a row of them has no finite
-        maximum, the draft is empty.
+        maximum, the draft is empty. In a chain each row is warped as if the earlier draws were in
+        the text.
         """
         if not are_numbers(logits):
             return Draft.chain(text[0, :0])
-        if size is None:
-            return sampled_chain(text, logits, logits_processor, self.generator)
-        return sampled_tree(warp(text, logits, logits_processor), size, self.generator)
+        if size is not None:
+            return sampled_tree(warp(text, logits, logits_processor), size, self.generator)
+        rows, length = [], text.shape[1]
+        for row in logits.split(1):
+            rows.append(warp(text, row, logits_processor))
+            token = torch.multinomial(rows[-1], 1, generator=self.generator)
+            text = torch.cat([text, token], dim=1)
+        return Draft.chain(text[0, length:], torch.cat(rows))
 
     def children(
         self, text: LongTensor, logits: Tensor, count: int, logits_processor: LogitsProcessorList
