@@ -22,12 +22,13 @@ from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
 from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused, changes_its_scale
 from .decoding.latency import row_latency
+from .decoding.sequence import Processors
 from .names import BaseStreamer, cache_argument, is_foreign, treats_rows_alike
 from .notes import of_pair
 from .outer_names import drops_cache, has_ordinary_cache
 from .protocol import Drafter, SpeculationConfig
 from .rules import rule_of
-from .rules.in_step import InStep
+from .rules.in_step import advance_in_step
 
 CALLS = "attach", "needs"
 # criteria that look at each sequence by itself
@@ -180,7 +181,9 @@ def admit(
     together = knows_rows or (
         rule.in_turn and any(type(stop) not in BY_SEQUENCE for stop in stopping_criteria)
     )
-    in_step = InStep(logits_processor) if together and len(input_ids) > 1 else None
+    in_step = None
+    if together and len(input_ids) > 1:
+        in_step = partial(advance_in_step, Processors(logits_processor))
     return Terms(
         rule, copies_of(drafter, rule.draws is not None), in_step, partial(budget_of, model)
     )

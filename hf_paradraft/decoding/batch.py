@@ -107,7 +107,7 @@ class Batch:
         for call in self.calls:
             with self._for(call):
                 if call.terms.in_step is not None:
-                    call.terms.in_step.advance(
+                    call.terms.in_step(
                         call, [logits[sequence.place] for sequence in call.sequences]
                     )
                 call.stop()

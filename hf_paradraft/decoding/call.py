@@ -44,8 +44,8 @@ class Terms:
     Attributes:
         rule: the acceptance rule.
         copies: the finder of tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
-        in_step: the taker of a batch's tokens step by step (`hf_paradraft.rules.in_step`); None:
-            each sequence goes at its own pace.
+        in_step: the function that takes a batch's tokens step by step
+            (`hf_paradraft.rules.in_step`); None: each sequence goes at its own pace.
         budget_of: the function that looks up the budget shared by calls of one kind.
         leave: the function that lets ended sequences leave the batch, between two rounds.
         generator: the generator of this call's draws only; None: torch's.

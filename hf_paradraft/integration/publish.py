@@ -16,10 +16,10 @@ from ..drafters.formats.identify import identify
 from ..drafters.formats.native import parameter_counts
 from ..drafters.formats.values import provenance_of
 from ..drafters.mtp.model import MtpDrafter
-from ..files import names_folder, read_json
+from ..files import INDEX, WHOLE, names_folder, read_json
 from ..hub.push import push_drafter
 
-WEIGHTS = {"model.safetensors", "model.safetensors.index.json"}
+WEIGHTS = {WHOLE, INDEX}
 
 
 def _fetched(repo_id: str, place: Path) -> tuple[DrafterFolder, dict[str, int]]:

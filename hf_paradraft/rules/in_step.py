@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessorList
 
 from ..decoding.accept import Emitted, child_that_is
 from ..decoding.call import Call
@@ -14,57 +13,48 @@ from ..decoding.sequence import Processors, padded, take
 from ..names import pad_token_of
 
 
-class InStep:
-    """The sequences of a call, which are all kept at one length.
+def advance_in_step(logits_processor: Processors, call: Call, logits: list[Tensor]) -> None:
+    """Judge a call's drafts step by step, and take the new tokens of its sequences.
 
-    A round ends for all of them with the first one whose draft is used up or rejected.
-
-    Sequences that have ended go on with padding, until all have ended.
+    All sequences are kept at one length: a round ends for all of them with the first one whose
+    draft is used up or rejected. Sequences that have ended go on with padding, until all have
+    ended.
 
     Args:
         logits_processor: the call's logits processors.
+        call: the call.
+        logits: the target's logits for each sequence, `(at least N + 1, V)`.
     """
-
-    def __init__(self, logits_processor: LogitsProcessorList):
-        self.logits_processor = Processors(logits_processor)
-
-    def advance(self, call: Call, logits: list[Tensor]) -> None:
-        """Judge the sequences' drafts step by step, and take their new tokens.
-
-        Args:
-            call: the call.
-            logits: the target's logits for each sequence, `(at least N + 1, V)`.
-        """
-        nodes: list[int | None] = [-1] * len(call.sequences)
-        while any(sequence.ended is None for sequence in call.sequences):
-            if None in nodes:
-                return
-            length = call.sequences[0].length
-            for sequence in call.sequences:
-                sequence.accepted.num_read = len(sequence.accepted.path)
-            raw = torch.stack(
-                [read[node + 1] for read, node in zip(logits, nodes, strict=True)]
-            ).float()
-            scores = self.logits_processor(
-                padded(call.sequences, call.buffer, length, call.generation_config), raw
-            )
-            drawn = call.rule.draw_together(scores)
-            for index, sequence in enumerate(call.sequences):
-                draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
-                if sequence.ended is not None:
-                    token, nodes[index] = child_that_is(
-                        draft, node, pad_token_of(call.generation_config)
-                    )
-                elif drawn is not None:
-                    token, nodes[index] = child_that_is(draft, node, drawn[index])
-                else:
-                    token, nodes[index] = sequence.rule.judge(draft, node, scores[here])
-                sequence.ids[0, length] = token
-                take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), call.ends)
-            call.stop()
-            for sequence in call.sequences:
-                if sequence.finished and sequence.ended is None:
-                    sequence.ended = sequence.length
-                sequence.finished = False
+    nodes: list[int | None] = [-1] * len(call.sequences)
+    while any(sequence.ended is None for sequence in call.sequences):
+        if None in nodes:
+            return
+        length = call.sequences[0].length
         for sequence in call.sequences:
-            sequence.length, sequence.finished = sequence.end, True
+            sequence.accepted.num_read = len(sequence.accepted.path)
+        raw = torch.stack(
+            [read[node + 1] for read, node in zip(logits, nodes, strict=True)]
+        ).float()
+        scores = logits_processor(
+            padded(call.sequences, call.buffer, length, call.generation_config), raw
+        )
+        drawn = call.rule.draw_together(scores)
+        for index, sequence in enumerate(call.sequences):
+            draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
+            if sequence.ended is not None:
+                token, nodes[index] = child_that_is(
+                    draft, node, pad_token_of(call.generation_config)
+                )
+            elif drawn is not None:
+                token, nodes[index] = child_that_is(draft, node, drawn[index])
+            else:
+                token, nodes[index] = sequence.rule.judge(draft, node, scores[here])
+            sequence.ids[0, length] = token
+            take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), call.ends)
+        call.stop()
+        for sequence in call.sequences:
+            if sequence.finished and sequence.ended is None:
+                sequence.ended = sequence.length
+            sequence.finished = False
+    for sequence in call.sequences:
+        sequence.length, sequence.finished = sequence.end, True
