@@ -65,11 +65,8 @@ def _results(bench: list[dict[str, Any]], kind: str, name: str) -> list[EvalResu
     alone = [row for row in bench if own.fullmatch(row["method"]) and row["batch_size"] == 1]
     if not alone:
         return []
-    coldest = min(row["temperature"] for row in alone)
-    best = max(
-        (row for row in alone if row["temperature"] == coldest), key=lambda row: row["speedup"]
-    )
-    how = "greedy" if coldest == 0 else f"temperature {coldest:g}"
+    best = min(alone, key=lambda row: (row["temperature"], -row["speedup"]))
+    how = f"temperature {best['temperature']:g}" if best["temperature"] else "greedy"
     return [
         EvalResult(
             task_type="text-generation",
