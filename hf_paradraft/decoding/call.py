@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import LongTensor
+from torch import LongTensor, Tensor
 from transformers import GenerationConfig, StoppingCriteriaList
 
-from ..names import BaseStreamer
+from ..names import BaseStreamer, pad_token_of
 from ..protocol import (
     Drafter,
     Round,
@@ -21,7 +21,7 @@ from ..protocol import (
 )
 from .accept import Greedy, Rule
 from .budget import Budget, RowLatency
-from .sequence import Ends, Sequence, by_step, padded
+from .sequence import Ends, Sequence
 from .verify import Verifier
 
 
@@ -138,10 +138,10 @@ class Call:
         """
         while self.criteria:
             open_ = [sequence.length for sequence in self.sequences if not sequence.finished]
-            if self.judged >= min(open_ or [max(sequence.length for sequence in self.sequences)]):
+            if self.judged >= min(open_ or [self.longest]):
                 return
             self.judged += 1
-            ids = padded(self.sequences, self.buffer, self.judged, self.generation_config)
+            ids = self.padded(self.judged)
             count = self.judged - self.begin if self.ends.keep_scores else 0
             scores = by_step([sequence.scores for sequence in self.sequences], count)
             stops = self.criteria(ids, scores or None)
@@ -198,7 +198,53 @@ class Call:
     def finish(self) -> None:
         """Leave the cache as plain decoding does, if the caller sees it again."""
         if self.hands_back:
-            longest = max(sequence.length for sequence in self.sequences)
-            self.verifier.finish(
-                padded(self.sequences, self.buffer, longest, self.generation_config)
-            )
+            self.verifier.finish(self.padded(self.longest))
+
+    @property
+    def longest(self) -> int:
+        """The length of the longest sequence."""
+        return max(sequence.length for sequence in self.sequences)
+
+    def padded(self, length: int) -> LongTensor:
+        """Copy the first `length` tokens of the buffer, padded as in plain decoding.
+
+        Padding stands after sequences that have ended.
+        """
+        ids, pad_token = self.buffer[:, :length].clone(), pad_token_of(self.generation_config)
+        for index, sequence in enumerate(self.sequences):
+            if sequence.length < length and pad_token is not None:
+                ids[index, sequence.length :] = pad_token
+        return ids
+
+    def collect(
+        self,
+    ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
+        """Collect the ids, and the scores and logits of new tokens.
+
+        After its end, a sequence has zeros as scores and logits.
+
+        Returns:
+            Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,
+            `(B, V)` per new token, or None if they are not kept.
+        """
+        columns = []
+        for tensors in (
+            [sequence.scores for sequence in self.sequences],
+            [sequence.logits for sequence in self.sequences],
+        ):
+            columns.append(by_step(tensors, max(map(len, tensors))) or None)
+        return self.padded(self.longest), *columns
+
+
+def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
+    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens.
+
+    After a sequence's end there are zeros.
+    """
+    if not count:
+        return ()
+    empty = torch.zeros_like(next(rows for rows in tensors if rows)[0])
+    return tuple(
+        torch.cat([rows[step] if step < len(rows) else empty for rows in tensors])
+        for step in range(count)
+    )

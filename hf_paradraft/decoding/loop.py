@@ -19,7 +19,6 @@ from .batch import Batch
 from .begin import begin_call
 from .cache import cache_of_call
 from .call import Call, Terms
-from .sequence import collect
 from .tree_attention import without_cudnn_attention
 
 
@@ -145,7 +144,7 @@ def output(
             call.terms.copies.remember(text)
         if call.drafter.listener is not None:
             call.drafter.listener(text, call.begin - sequence.padding)
-    sequences, scores, logits = collect(call.sequences, call.buffer, call.generation_config)
+    sequences, scores, logits = call.collect()
     if not call.generation_config.return_dict_in_generate:
         return sequences
     return SpeculativeOutput(

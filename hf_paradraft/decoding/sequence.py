@@ -8,16 +8,14 @@ from dataclasses import dataclass, field
 from sys import maxsize
 from typing import Any
 
-import torch
 from torch import LongTensor, Tensor
 from transformers import (
-    GenerationConfig,
     LogitsProcessorList,
     RepetitionPenaltyLogitsProcessor,
     StoppingCriteriaList,
 )
 
-from ..names import pad_token_of, treats_rows_alike
+from ..names import treats_rows_alike
 from ..protocol import Draft, Prefix
 from .accept import Emitted, Greedy, Rule, accept
 
@@ -255,54 +253,3 @@ def _copied(processor: Any) -> Any:
             f"{type(processor).__name__} cannot be copied ({error}), and in a batch each sequence "
             "needs one of its own, for they go at their own pace: call generate once per prompt."
         ) from error
-
-
-def collect(
-    sequences: list[Sequence], buffer: LongTensor, generation_config: GenerationConfig
-) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-    """Collect the ids of a call, and the scores and logits of its new tokens.
-
-    After its end, a sequence has zeros as scores and logits.
-
-    Returns:
-        Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,
-        `(B, V)` per new token, or None if they are not kept.
-    """
-    ids = padded(
-        sequences, buffer, max(sequence.length for sequence in sequences), generation_config
-    )
-    columns = []
-    for tensors in (
-        [sequence.scores for sequence in sequences],
-        [sequence.logits for sequence in sequences],
-    ):
-        columns.append(by_step(tensors, max(map(len, tensors))) or None)
-    return ids, *columns
-
-
-def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
-    """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens.
-
-    After a sequence's end there are zeros.
-    """
-    if not count:
-        return ()
-    empty = torch.zeros_like(next(rows for rows in tensors if rows)[0])
-    return tuple(
-        torch.cat([rows[step] if step < len(rows) else empty for rows in tensors])
-        for step in range(count)
-    )
-
-
-def padded(
-    sequences: list[Sequence], buffer: LongTensor, length: int, generation_config: GenerationConfig
-) -> LongTensor:
-    """Copy the first `length` tokens of a call's buffer, padded as in plain decoding.
-
-    Padding stands after sequences that have ended.
-    """
-    ids, pad_token = buffer[:, :length].clone(), pad_token_of(generation_config)
-    for index, sequence in enumerate(sequences):
-        if sequence.length < length and pad_token is not None:
-            ids[index, sequence.length :] = pad_token
-    return ids

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..decoding.accept import Emitted, child_that_is
 from ..decoding.call import Call
-from ..decoding.sequence import Processors, padded, take
+from ..decoding.sequence import Processors, take
 from ..names import pad_token_of
 
 
@@ -35,9 +35,7 @@ def advance_in_step(logits_processor: Processors, call: Call, logits: list[Tenso
         raw = torch.stack(
             [read[node + 1] for read, node in zip(logits, nodes, strict=True)]
         ).float()
-        scores = logits_processor(
-            padded(call.sequences, call.buffer, length, call.generation_config), raw
-        )
+        scores = logits_processor(call.padded(length), raw)
         drawn = call.rule.draw_together(scores)
         for index, sequence in enumerate(call.sequences):
             draft, node, here = sequence.draft, nodes[index], slice(index, index + 1)
