@@ -209,7 +209,7 @@ def check_positions(
     tokens, reach = begin if mask is None else mask.sum(-1), int(given.max()) + 1 + limit - begin
     context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     bound = changes_its_scale(model) or context or reach
-    if reach > bound and bool((given[..., -1] >= tokens).any()):
+    if reach > bound and (given[..., -1] >= tokens).any():
         raise Refused(
             f"The position_ids of this call run ahead of its tokens, and may pass {bound}: leave "
             "them out, or generate without a drafter."

@@ -49,9 +49,7 @@ def render_chat(
             messages, tools=tools, tokenize=False, add_generation_prompt=opened
         )
     except (TemplateError, TypeError) as error:  # a template may add values that are no text
-        raise RefusedTurns(
-            f"The chat template refuses {reprlib.repr(list(messages))}: {error}"
-        ) from None
+        raise RefusedTurns(f"The chat template refuses {reprlib.repr(messages)}: {error}") from None
 
 
 def _in_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -144,9 +144,9 @@ def left_padding(attention_mask: Tensor | None, batch_size: int) -> list[int]:
     """
     if attention_mask is None:
         return [0] * batch_size
-    if not bool(attention_mask.any(dim=1).all()):
+    if not attention_mask.any(dim=1).all():
         raise Refused("A row of the attention mask is all 0: leave prompts without a token out.")
-    if not bool(attention_mask[:, -1].all()):
+    if not attention_mask[:, -1].all():
         raise Refused(
             "The prompts are padded on the right (the attention mask ends in 0): set the "
             "tokenizer's padding_side to 'left'."

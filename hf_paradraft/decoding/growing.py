@@ -224,7 +224,7 @@ class GrowingDraft(GrowingTree):
         scores = numpy.full((len(nodes), count), -numpy.inf)
         tokens: ndarray = numpy.zeros((len(nodes), count), dtype=numpy.int64)
         for index, (node, row) in enumerate(zip(nodes, logits.split(1), strict=True)):
-            if not bool(row.amax().isfinite()):
+            if not row.amax().isfinite():
                 continue
             text = torch.cat(
                 [self.prefix.ids, self.prefix.ids.new_tensor([self.path(node)])], dim=1

@@ -39,9 +39,8 @@ class Shortlist:
         """
         states, rows = states.double(), rows.double()
         sizes, axes = torch.linalg.eigh(states.T @ states / len(states))
-        sizes = sizes.clamp(
-            min=1e-3 * float(sizes.mean())
-        ).sqrt()  # unseen directions are not blown up
+        least = 1e-3 * float(sizes.mean())  # unseen directions are not blown up
+        sizes = sizes.clamp(min=least).sqrt()
         root, inverse = axes * sizes @ axes.T, axes / sizes @ axes.T
         main = torch.linalg.eigh(root @ (rows.T @ rows) @ root).eigenvectors[:, -RANK:]
         return cls((main.T @ inverse).float(), (root @ main).float())
@@ -65,7 +64,7 @@ class Shortlist:
             or down.shape != up.T.shape
             or down.ndim != 2
             or down.shape[1] != hidden_size
-            or not bool(down.isfinite().all() and up.isfinite().all())
+            or not (down.isfinite().all() and up.isfinite().all())
         ):
             raise ValueError(
                 f"{folder / FILE} does not fit states of {hidden_size} finite numbers: remove it, "

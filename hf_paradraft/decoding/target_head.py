@@ -25,13 +25,9 @@ def logit_scale(config: PreTrainedConfig) -> float:
     """
     scale = 1.0
     # Cohere's, Falcon H1's, Muse's
-    for name in (
-        "logit_scale",
-        "lm_head_multiplier",
-        "output_multiplier",
-    ):
-        scale *= float(getattr(config, name, None) or 1.0)
-    scaling = float(getattr(config, "logits_scaling", None) or 1.0)
+    for name in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
+        scale *= getattr(config, name, None) or 1.0
+    scaling = getattr(config, "logits_scaling", None) or 1.0
     # Granite divides by the value of this name
     return scale * scaling if config.model_type == "hyperclovax" else scale / scaling
 
@@ -73,7 +69,7 @@ class TargetHead:
             )
         self.embedding, self.head, self.vocabulary = embedding, head, vocabulary
         self.device = input_device(target)  # for parts whose weights are elsewhere
-        self.multiplier = float(getattr(config, "embedding_multiplier", None) or 1.0)  # Granite's
+        self.multiplier = getattr(config, "embedding_multiplier", None) or 1.0  # Granite's
         self.scale = logit_scale(config)
         self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
         self.gathered: tuple[Tensor, Tensor, Tensor | None] | None = (

@@ -121,13 +121,13 @@ def _decode(
     if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
         check_more_than_text(model, drafter)
     mask = kwargs.get("attention_mask")
-    several = len(input_ids) > 1 or (mask is not None and not bool(mask.all()))
+    several = len(input_ids) > 1 or (mask is not None and not mask.all())
     begun = perf_counter()
     longest = input_ids[0] if mask is None else input_ids[int(mask.sum(-1).argmax())]
     args = several, more_than_ids(kwargs), longest, generation_config.max_length
     if not check_reads(model, *args):  # code of others may know rows by their places
         terms = replace(terms, leave=leave_early)
-    postpone_max_time(stopping_criteria or (), perf_counter() - begun)
+    postpone_max_time(stopping_criteria, perf_counter() - begun)
     decode = decoding_of(drafter, model)
     return decode(model, input_ids, *own, drafter, streamer, terms=terms, **kwargs)
 

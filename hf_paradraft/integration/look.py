@@ -323,7 +323,7 @@ def _fault(model: PreTrainedModel, several: bool, text: LongTensor | None = None
         return misread if decodes else f"{CANNOT} ({type(error).__name__}: {str(error)[:300]})"
     if moved:
         return DRAWS
-    if bool(plain.isnan().any()):  # acceptance says what is wrong with it
+    if plain.isnan().any():  # acceptance says what is wrong with it
         return ""
     # after two tokens that differ texts are others
     same = (texts == other)[:, ids.shape[1] - 1 : -1].cumprod(-1).bool()

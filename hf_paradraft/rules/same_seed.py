@@ -118,7 +118,7 @@ class SameSeed(Rule):
             step = self._step(sequence)
             race = p[0] / self._noise(index, step)
             token = int(race.argmax())
-            if bool(race[token].isnan()):
+            if race[token].isnan():
                 torch.multinomial(p, 1, generator=self.own)  # says so
             del self.rows[index][step]
             self.state_index = min(
