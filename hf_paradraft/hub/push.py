@@ -210,12 +210,13 @@ def upload(
             revision=revision,
             create_pr=create_pr,
         )
-    except (
-        BaseException
-    ) as error:  # also what stops it; the client's own RuntimeError hides what an upload died of
-        if new and _is_empty(api, repo_id, repo_type):
+    # also what stops it; the client's own RuntimeError hides what an upload died of
+    except BaseException as error:
+        if new:
             with suppress(HTTPError, RuntimeError):  # the Hub may be gone for this, too
-                api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
+                # a commit's reply may be lost after the Hub did its work
+                if set(api.list_repo_files(repo_id, repo_type=repo_type)) <= {".gitattributes"}:
+                    api.delete_repo(repo_id, repo_type=repo_type, missing_ok=True)
         if not isinstance(error, HTTPError | OSError | RuntimeError):
             raise  # a card says by itself what is wrong with it
         raise _unpublished(repo_id, error) from error
@@ -226,17 +227,6 @@ def _unpublished(repo_id: str, error: BaseException) -> OSError:
         f"{repo_id} was not published, and what the Hub had is as it was; push again to go on from "
         f"here. {error}"
     )
-
-
-def _is_empty(api: HfApi, repo_id: str, repo_type: str) -> bool:
-    """Tell whether a repository that was just made got no commit.
-
-    The reply to a commit may be lost after the Hub did its work.
-    """
-    try:
-        return set(api.list_repo_files(repo_id, repo_type=repo_type)) <= {".gitattributes"}
-    except (HTTPError, RuntimeError):
-        return False
 
 
 def push_recipe(
