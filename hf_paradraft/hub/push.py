@@ -229,9 +229,7 @@ def _unpublished(repo_id: str, error: BaseException) -> OSError:
     )
 
 
-def push_recipe(
-    repo_id: str, private: bool | None = None, token: str | bool | None = None
-) -> CommitInfo:
+def push_recipe(repo_id: str, private: bool | None = None) -> CommitInfo:
     """Publish the decoding loop as a `custom_generate` recipe.
 
     It is used as `generate(custom_generate=repo_id, trust_remote_code=True)`.
@@ -242,12 +240,10 @@ def push_recipe(
             shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=NO_CACHES
         )
         _name_in_card(whole, "REPO_ID", repo_id)
-        return upload(whole, repo_id, "model", private, token=token, commit_message="Upload recipe")
+        return upload(whole, repo_id, "model", private, commit_message="Upload recipe")
 
 
-def push_space(
-    repo_id: str, private: bool | None = None, token: str | bool | None = None
-) -> CommitInfo:
+def push_space(repo_id: str, private: bool | None = None) -> CommitInfo:
     """Publish the demo Space, with this very library next to it.
 
     Only files that belong to the Space are taken from its folder.
@@ -264,7 +260,6 @@ def push_space(
             repo_id,
             "space",
             private,
-            token=token,
             commit_message="Upload Space",
             space_sdk="gradio",
         )
