@@ -53,11 +53,6 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     return lists[0]
 
 
-def given(kwargs: dict[str, Any]) -> Tensor:
-    """Look up the ids or embeddings that a decoder reads, `(B, M, …)`."""
-    return kwargs["inputs_embeds"] if kwargs.get("input_ids") is None else kwargs["input_ids"]
-
-
 class Features:
     """A collector of hidden states in one call's forwards, while it is entered.
 
@@ -148,7 +143,9 @@ class Features:
             cache = cache_in(kwargs)
             if not self._is_ours or cache is None:  # guidance runs the target without one
                 return
-            layer, count = cache.layers[key.layer], (args[0] if args else given(kwargs)).shape[1]
+            ids = args[0] if args else kwargs.get("input_ids")
+            count = (kwargs["inputs_embeds"] if ids is None else ids).shape[1]
+            layer = cache.layers[key.layer]
             end = (
                 int(layer.cumulative_length)
                 if isinstance(layer, StaticLayer)

@@ -47,10 +47,6 @@ from .setting import check_same_tokenizer, drafter_on
 
 logger = logging.get_logger(__name__)
 
-# Arguments of a call that brings nothing but a text; other inputs decide how a target reads, and
-# one look cannot know them.
-TEXT_ALONE = {*IDS_ALONE, "inputs_embeds"}
-
 
 def install() -> bool:
     """Wrap the methods of `GenerationMixin` and the loader of pipelines, once.
@@ -118,7 +114,9 @@ def _decode(
     terms = admit(model, input_ids, *own, drafter, streamer, synced_gpus)
     check_same_tokenizer(model, drafter, *tokenizers)
     check_positions(model, input_ids.shape[1], generation_config.max_length, kwargs)
-    if any(kwargs.get(name) is not None for name in kwargs.keys() - TEXT_ALONE):
+    # other inputs than a text decide how a target reads, and one look cannot know them
+    others = kwargs.keys() - IDS_ALONE - {"inputs_embeds"}
+    if any(kwargs.get(name) is not None for name in others):
         check_more_than_text(model, drafter)
     mask = kwargs.get("attention_mask")
     several = len(input_ids) > 1 or (mask is not None and not mask.all())
@@ -145,20 +143,19 @@ def _wrap_assisted_decoding(original):
             return original(self, input_ids, *args, assistant_model=assistant_model, **kwargs)
         kwargs.pop("inputs_tensor", None)
         tokenizers = [kwargs.pop(name, None) for name in ("tokenizer", "assistant_tokenizer")]
+        is_set = isinstance(assistant_model, _SetDrafter)
         try:
             made = _decode(self, input_ids, *args, drafter=drafter, tokenizers=tokenizers, **kwargs)
-            # one field more is not expected
-            if isinstance(assistant_model, _SetDrafter) and isinstance(
-                made, loop.SpeculativeOutput
-            ):
-                return GenerateDecoderOnlyOutput(
+        except (Refused, ChangedTransformers) as reason:
+            if not is_set or getattr(reason, "reported", False):
+                raise
+            _warn_undrafted(drafter, reason)
+        else:
+            if is_set and isinstance(made, loop.SpeculativeOutput):  # one field less is expected
+                made = GenerateDecoderOnlyOutput(
                     **{name: value for name, value in made.items() if name != "speculation"}
                 )
             return made
-        except (Refused, ChangedTransformers) as reason:
-            if not isinstance(assistant_model, _SetDrafter) or getattr(reason, "reported", False):
-                raise
-            _warn_undrafted(drafter, reason)
         return plain_decoding(self)(input_ids, *args, **kwargs)
 
     return assisted_decoding
