@@ -6,7 +6,7 @@ added.
 """
 
 from collections.abc import Callable
-from math import inf, log
+from math import exp, inf
 from statistics import fmean
 from time import perf_counter
 from typing import Any
@@ -163,8 +163,7 @@ class GrowingDraft(GrowingTree):
 
         A head reads all that are worth following, a drafter as many as one forward reads.
         """
-        least = log(self.least) if self.least > 0 else -inf
-        worth = [node for node in self.unread() if self.scores[node] >= least]
+        worth = [node for node in self.unread() if exp(self.scores[node]) >= self.least]
         return worth if self.guess.extend is None else worth[: width_on(self.guess.logits.device)]
 
     def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
