@@ -169,7 +169,7 @@ def wrap_pipelines(is_drafter: Callable[[Any], bool]) -> None:
     """
     base = import_module("transformers.pipelines.base")
     load = getattr(base, "load_assistant_model", None)
-    if load is None or getattr(load, "paradraft", False):
+    if load is None or hasattr(load, "paradraft"):
         return
 
     def load_assistant_model(

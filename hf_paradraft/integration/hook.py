@@ -54,7 +54,7 @@ def install() -> bool:
     It returns False, with a warning, if this transformers has changed a method.
     """
     wrap_pipelines(is_drafter)
-    if any(getattr(getattr(GenerationMixin, name, None), "paradraft", False) for name in WRAPPED):
+    if any(hasattr(getattr(GenerationMixin, name, None), "paradraft") for name in WRAPPED):
         return True
     try:
         originals = wrapped_methods()
