@@ -56,17 +56,13 @@ def check_same_tokenizer(
             f"The drafter's tokenizer is not the target's: {difference}. Use a drafter of the "
             "target's own model family."
         )
-    config = getattr(drafter, "config", None)  # drafters with a tokenizer have one
-    sizes = [
-        model_config.get_text_config().vocab_size
-        for model_config in (target.config, config)
-        if model_config is not None
-    ]
-    if difference is None and len(set(sizes)) > 1:
-        logger.warning_once(
-            f"The target has {sizes[0]} token embeddings and the drafter {sizes[1]}, and their "
-            "tokenizers could not be compared: drafting over the ids that both have."
-        )
+    if difference is None and (config := getattr(drafter, "config", None)) is not None:
+        ours, theirs = (one.get_text_config().vocab_size for one in (target.config, config))
+        if ours != theirs:
+            logger.warning_once(
+                f"The target has {ours} token embeddings and the drafter {theirs}, and their "
+                "tokenizers could not be compared: drafting over the ids that both have."
+            )
 
 
 @lru_cache
