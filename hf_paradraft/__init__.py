@@ -16,11 +16,11 @@ from .drafters.blocks.dspark import DSparkDrafter
 from .drafters.blocks.dspine import DSpineDrafter
 from .drafters.blocks.model import DFlashDrafter
 from .drafters.blocks.xpress import XPressDrafter
-from .drafters.eagle3 import Eagle3Drafter
-from .drafters.gemma4.model import Gemma4Drafter
+from .drafters.eagle3.model import Eagle3Drafter
+from .drafters.gemma4 import Gemma4Drafter
 from .drafters.mtp.model import MtpDrafter
 from .drafters.ngram import NgramDrafter
-from .drafters.parallelspec import ParallelSpecDrafter
+from .drafters.parallelspec.model import ParallelSpecDrafter
 from .drafters.pard import PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.model import PpdDrafter

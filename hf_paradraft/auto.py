@@ -81,12 +81,12 @@ def fitting(target: PreTrainedModel | str | Path, **kwargs: Any) -> tuple[Drafte
     """
     model = target if isinstance(target, PreTrainedModel) else None
     name = str(target) if model is None else model.name_or_path
-    if model is not None and "dtype" not in kwargs:
-        kwargs |= {
-            "dtype": model.dtype,
-            **({} if model.device.type == "cpu" else {"device_map": model.device}),
-        }
-    kwargs = {"dtype": "auto", **kwargs}
+    if model is None:
+        kwargs = {"dtype": "auto", **kwargs}
+    elif "dtype" not in kwargs:
+        kwargs["dtype"] = model.dtype
+        if model.device.type != "cpu":
+            kwargs["device_map"] = model.device
     for ancestor in _ancestors(name):
         for published in (row["drafter"] for row in PUBLISHED if ancestor in row["targets"]):
             try:

@@ -4,9 +4,12 @@ folders have nothing of them.
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Hashable
 from typing import Any
-from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
 
 
 class Notes(dict[Hashable, Any]):
@@ -14,7 +17,7 @@ class Notes(dict[Hashable, Any]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.deeper: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
+        self.deeper: weakref.WeakKeyDictionary[Any, Notes] = weakref.WeakKeyDictionary()
 
 
 _everything = Notes()
@@ -40,3 +43,43 @@ def of_pair(model: Any, drafter: Any) -> dict[Any, Any]:
     There are none if the drafter cannot be hashed.
     """
     return notes_on(model, drafter) if type(drafter).__hash__ is not None else {}
+
+
+def pair(drafter: Any, target: PreTrainedModel, **shared: Any) -> Any:
+    """Look up or make a drafter's view of one target.
+
+    It has the drafter's weights, and the things that only this target shares with the drafter.
+
+    Args:
+        drafter: a module; its copies and pickles hold nothing of a target.
+        target: not kept alive.
+        shared: the attributes that the pair has of its own; given where it is made, and again where
+            they have changed.
+    """
+    notes = notes_on(drafter, target)
+    view = notes.get("view")
+    if view is None or any(getattr(view, name) != value for name, value in shared.items()):
+        notes["view"] = view = copy.copy(drafter if view is None else view)
+        view.__dict__.update(shared)
+    view.__dict__["speculation_config"] = drafter.speculation_config
+    return view
+
+
+def remember_target(drafter: Any, target: PreTrainedModel) -> None:
+    """Note the target that a drafter was attached to last, for `draft_logits`.
+
+    Neither keeps the other alive.
+    """
+    notes_on(drafter)["target"] = weakref.ref(target)
+
+
+def last_target(drafter: Any) -> PreTrainedModel:
+    """Look up the target that a drafter was attached to last.
+
+    Raises:
+        ValueError: it was attached to none, or that one is gone.
+    """
+    reference = notes_on(drafter).get("target")
+    if reference is None or (target := reference()) is None:
+        raise ValueError(f"A {drafter.title} drafts with its target: attach(target) first.")
+    return target

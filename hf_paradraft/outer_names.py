@@ -113,14 +113,6 @@ def attention_function(model: PreTrainedModel) -> Callable[..., Any] | None:
     )
 
 
-def supports_sdpa(model_type: type) -> bool:
-    """Tell whether a class of models has SDPA attention.
-
-    Gemma 2, which caps its scores, and gpt-oss have only eager.
-    """
-    return attribute(model_type, "_supports_sdpa", "chooses the attention of drafters by")
-
-
 def experts_of(config: PreTrainedConfig) -> str | None:
     """Name the kernel by which a target runs its experts, which an MTP layer takes over."""
     return attribute(config, "_experts_implementation", "runs the experts of MTP layers by")

@@ -13,7 +13,7 @@ from .blocks.xpress import XPressDrafter
 from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
 from .formats.folder import ADAPTER, CONFIG, DrafterFolder
-from .gemma4.model import Gemma4Drafter
+from .gemma4 import Gemma4Drafter
 from .mtp.model import MtpDrafter
 from .parallelspec.model import ParallelSpecDrafter
 from .pard.config import NO_MASK
@@ -44,12 +44,10 @@ def kind_named(name: str) -> type[SavedDrafter]:
     Raises:
         ValueError: there is none.
     """
-    for kind in KINDS:
-        if kind.kind == name:
-            return kind
-    raise ValueError(
-        f"There is no kind {name!r}: it is one of {', '.join(sorted(kind.kind for kind in KINDS))}."
-    )
+    named = {kind.kind: kind for kind in KINDS}
+    if name not in named:
+        raise ValueError(f"There is no kind {name!r}: it is one of {', '.join(sorted(named))}.")
+    return named[name]
 
 
 def kind_of(folder: DrafterFolder) -> type[SavedDrafter]:

@@ -11,13 +11,14 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
+from ..outer_names import innermost
 from ..protocol import Drafting, SpeculationConfig
 from .drafter import SavedDrafter
 from .formats.files import load_model, save_model
 from .formats.folder import DrafterFolder
 from .formats.values import provenance_of
 from .pard.config import mend_sampling
-from .reading.causal import CausalRows, check_drafts, check_merged, logits_after, unwrapped
+from .reading.causal import CausalRows, check_drafts, check_merged, logits_after
 from .reading.reader import Reader
 
 
@@ -64,12 +65,9 @@ class AutoregressiveDrafter(SavedDrafter):
             OSError: nothing loadable there.
             ValueError: a model that cannot draft so.
         """
-        model = unwrapped(model)
-        return (
-            cls(model)
-            if isinstance(model, PreTrainedModel)
-            else cls.from_pretrained(model, **kwargs)
-        )
+        if isinstance(model, str | Path):
+            return cls.from_pretrained(model, **kwargs)
+        return cls(innermost(model))  # adapters stay in it
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
@@ -118,7 +116,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own. No round is compiled."""
-        return Reader(CausalRows(self.model), SpeculationConfig(), max_length, extends=True)
+        return Reader(CausalRows(self.model), SpeculationConfig(), max_length)
 
     def draft_logits(
         self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None

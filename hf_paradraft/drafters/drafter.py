@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -28,12 +28,13 @@ from ..files import (
     tensor_names,
     write_json,
 )
+from ..hub.card import CardFields
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
-from .card import card_fields
 from .formats.files import check_tokenizer, save_tensors
 from .formats.folder import ADAPTER, DrafterFolder, find_folder
-from .formats.values import check_dtype
+from .formats.keys import without
+from .formats.values import check_dtype, provenance_of
 
 # arguments of an adapter's loading that only concern its target, which it goes with
 OF_TARGET = dict.fromkeys(("device_map", "attn_implementation", "quantization_config"))
@@ -78,13 +79,8 @@ class SavedDrafter(Drafter, ABC):
         """
 
     @classmethod
-    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
+    def read_folder(cls, folder: DrafterFolder) -> Self:
         """Read the drafter that lies in a folder, in fp32 or as it was saved.
-
-        Args:
-            folder: the folder with its files.
-            ignore_keys: keys of its config that make no difference, for which it would be refused
-                otherwise; a kind whose configs are its own needs no such argument.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
@@ -126,8 +122,9 @@ class SavedDrafter(Drafter, ABC):
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
         """
-        ignore_keys = kwargs.pop("ignore_keys", ())
-        drafter = cls.read_folder(folder, ignore_keys) if ignore_keys else cls.read_folder(folder)
+        if ignore_keys := kwargs.pop("ignore_keys", ()):
+            folder.config = without(folder.config, ignore_keys)
+        drafter = cls.read_folder(folder)
         drafter.paradraft = folder.provenance
         if saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)
@@ -137,19 +134,17 @@ class SavedDrafter(Drafter, ABC):
         self: Any,
         dtype: torch.dtype | str | None = None,
         device_map: Any = None,
-        speculation_config: SpeculationConfig | None = None,
         attn_implementation: str | None = None,
         quantization_config: Any = None,
         torch_dtype: torch.dtype | str | None = None,
         use_safetensors: bool = True,
         low_cpu_mem_usage: bool = True,
     ) -> Any:
-        """Set dtype, device, attention and options in place, and return the drafter.
+        """Set dtype, device and attention in place, and return the drafter.
 
         Args:
             dtype: the dtype of its weights; default, and `"auto"`: as they were saved.
             device_map: a device, or `"auto"`.
-            speculation_config: options of its use; default: as saved.
             attn_implementation: `sdpa` or `eager`.
             quantization_config: a `QuantoConfig` or `TorchAoConfig` of transformers, for its
                 matrices.
@@ -159,8 +154,6 @@ class SavedDrafter(Drafter, ABC):
         Raises:
             ValueError: an argument that cannot be meant.
         """
-        if speculation_config is not None:
-            self.speculation_config = speculation_config
         dtype = torch_dtype or dtype
         check_dtype(dtype)
         if isinstance(dtype, str):
@@ -244,8 +237,9 @@ class SavedDrafter(Drafter, ABC):
         Args:
             repo_or_dir: a folder, or a Hub id.
             kwargs: `dtype`, `device_map`, `revision`, `subfolder`, `token` and the like, as for
-                `AutoModelForCausalLM.from_pretrained`, and arguments of the kind's `load_folder`.
-                Remote code is never run.
+                `AutoModelForCausalLM.from_pretrained`; `speculation_config`, its options, instead
+                of the saved ones; and arguments of the kind's `load_folder`. Remote code is never
+                run.
 
         Raises:
             OSError: nothing loadable there, or a damaged file.
@@ -284,7 +278,37 @@ class SavedDrafter(Drafter, ABC):
                 tokenizer.save_pretrained(folder)
             saved = DrafterFolder(folder)
             self.check_folder(saved)
-            return push_drafter(folder, repo_id, card_fields(type(self), saved), **kwargs)
+            return push_drafter(folder, repo_id, self.card_fields(saved), **kwargs)
+
+    @classmethod
+    def card_fields(cls, folder: DrafterFolder) -> CardFields:
+        """Collect the fields of a model card that are the drafter's own.
+
+        Args:
+            folder: the folder of a whole drafter.
+
+        Raises:
+            OSError, ValueError: a damaged file.
+        """
+        config = cls.read_description(folder)
+        library, relation, given = "hf-paradraft", "finetune", None
+        provenance = provenance_of(config)
+        if cls.is_adapter:
+            library, relation = "peft", "adapter"
+            given = config.get("base_model_name_or_path")
+            provenance = provenance_of({"paradraft": folder.record} if folder.record else config)
+        elif cls.has_tokenizer:
+            library = "transformers"
+        return CardFields(
+            template=cls.template,
+            library_name=library,
+            relation=relation,
+            base_model=provenance["training"].get(cls.made_from) or given,
+            kind=cls.kind,
+            name=folder.path.resolve().name,
+            provenance=provenance,
+            values={"config": config, "title": cls.title, "about": cls.about},
+        )
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
@@ -341,11 +365,13 @@ def load_drafter(
     """
     if kwargs.pop("trust_remote_code", False):
         raise ValueError("Drafters never need remote code: leave trust_remote_code unset.")
+    wanted = kwargs.pop("speculation_config", None)
     found_under = {name: kwargs[name] for name in ("revision", "subfolder") if kwargs.get(name)}
     folder = find_folder(repo_or_dir, kwargs)
     if folder.holds("generation_config.json"):
         check_whole(folder.path / "generation_config.json")  # transformers takes it for an object
     drafter = kind_of(folder).load_folder(folder, **kwargs)
+    drafter.speculation_config = wanted or drafter.speculation_config
     drafter.found_under = found_under
     if drafter.has_tokenizer:
         drafter.name_or_path = str(repo_or_dir)

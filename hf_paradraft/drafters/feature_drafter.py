@@ -17,6 +17,8 @@ from transformers.utils import logging
 from ..decoding.features import layers_of
 from ..decoding.shortlist import FILE, Shortlist
 from ..decoding.target_head import TargetHead, finished
+from ..hardware import input_device
+from ..notes import pair
 from ..protocol import Drafting, SpeculationConfig
 from ..protocol.drafter import FeatureKey
 from .drafter import SavedDrafter
@@ -31,18 +33,13 @@ from .formats.files import (
     weights_in,
 )
 from .formats.folder import DrafterFolder
-from .formats.keys import without
 from .formats.layout import Layout, matching
 from .formats.speculators import speculators_section
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
-from .pairs import pair
 
 logger = logging.get_logger(__name__)
 # tables that may have more rows than the target has ids
-PADDED = (
-    "head.weight",
-    "markov.after.weight",
-)
+PADDED = {"head.weight", "markov.after.weight"}
 PADDING = 512  # rows by which tables of one vocabulary differ, padded to this or that multiple
 
 
@@ -57,9 +54,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         stack: its layers, from `decoder_stack`.
         features: the features that it reads, in the order in which its first matrix wants them.
         hidden_size: d, of its own layers.
-        target_hidden_size: d_t.
+        target_hidden_size: d_t; its config says V.
         target_layers: L, if the files say.
-        target_vocab_size: V of the target that it was made for.
         mask_token: the id of its masks; None: it has none.
         embedding, head: its own, or None.
         vocabulary: int64 `(V',)`, or None.
@@ -76,8 +72,14 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     )
     also_known_as: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[tuple[Layout, ...]] = ()
-    raw_target: bool = False
     stack: PreTrainedModel
+    target_layers: int | None = None
+    mask_token: int | None = None
+    softcap: float | None = None
+    logit_scale: float | None = None
+    raw_target: bool = False
+    shortlist: Shortlist | None = None
+    target_head: TargetHead | None = None
     _supports_sdpa = True
 
     def __init__(
@@ -85,24 +87,13 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         config: PreTrainedConfig,
         features: tuple[FeatureKey, ...],
         hidden_size: int,
-        target_hidden_size: int,
-        target_layers: int | None,
-        target_vocab_size: int,
-        vocabulary: LongTensor | None = None,
-        mask_token: int | None = None,
+        vocabulary: LongTensor | None,
     ):
         super().__init__(config)
-        self.features, self.hidden_size, self.mask_token = features, hidden_size, mask_token
-        self.target_hidden_size, self.target_layers = target_hidden_size, target_layers
-        self.target_vocab_size = target_vocab_size
+        self.features, self.vocabulary = features, vocabulary
+        self.hidden_size = self.target_hidden_size = hidden_size
         self.embedding: nn.Embedding | None = None
         self.head: nn.Linear | None = None
-        self.vocabulary = vocabulary
-        self.softcap: float | None = None
-        self.logit_scale: float | None = None
-        self.shortlist: Shortlist | None = None
-        self.target_head: TargetHead | None = None
-        self.speculation_config = SpeculationConfig()
 
     def begin_as(
         self, config: Any, vocabulary: LongTensor | None, own_embedding: bool, own_head: bool
@@ -115,15 +106,10 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             config, vocabulary, own_embedding, own_head: the arguments of the kind.
         """
         layers = config.layers
-        sizes = (
-            layers.hidden_size,
-            config.target_hidden_size,
-            config.target_layers,
-            config.vocab_size,
-        )
-        FeatureDrafter.__init__(
-            self, config, config.features or (), *sizes, vocabulary, config.mask_token_id
-        )
+        FeatureDrafter.__init__(self, config, config.features or (), layers.hidden_size, vocabulary)
+        self.target_hidden_size = config.target_hidden_size
+        self.target_layers, self.mask_token = config.target_layers, config.mask_token_id
+        self.softcap, self.raw_target = config.softcap, config.raw_target
         self.fc = nn.Linear(
             config.num_features * config.target_hidden_size, layers.hidden_size, bias=False
         )
@@ -133,18 +119,24 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             self.embedding = embedding_of(layers, config.vocab_size)
         if own_head:
             self.head = nn.Linear(layers.hidden_size, self.num_guesses, bias=False)
-        self.softcap, self.raw_target = config.softcap, config.raw_target
 
     @classmethod
-    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> Self:
+    def read_folder(cls, folder: DrafterFolder) -> Self:
         """Implement `SavedDrafter.read_folder`, for every published layout of the kind."""
         tensors = weights_in(folder.path)
         weights = cls.by_our_names(tensors)
-        config = cls.read_config(without(folder.config, ignore_keys), tensors)
+        config = cls.read_config(folder.config, tensors)
         check_size(weights, config.layers)
-        vocabulary = guessed_ids(tensors, config.draft_vocab_size, config.vocab_size, folder.path)
-        for name in PADDED if vocabulary is None else ():  # with ids that mean nothing
-            if name in weights:
+        if (size := config.draft_vocab_size) is not None:
+            if not len(offsets := tensors.get("d2t", ())):
+                raise OSError(
+                    f"{folder} guesses {size} ids and has no table of them (d2t): download it "
+                    "again."
+                )
+            vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
+        else:
+            vocabulary = None
+            for name in PADDED & weights.keys():  # with ids that mean nothing
                 weights[name] = weights[name][: config.vocab_size]
         cls.mend(weights)
         check_width(weights, config.num_features, config.target_hidden_size, cls.title)
@@ -209,10 +201,10 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         """Complete a kind's `contents` as speculators and vLLM read them: vocabulary and proposal.
 
         Args:
-            config, tensors: those of the kind, with speculators' names.
+            config, tensors: the kind's, with speculators' names.
         """
         if self.vocabulary is not None:
-            tensors |= offset_tables(self.vocabulary, self.target_vocab_size)
+            tensors |= offset_tables(self.vocabulary, self.config.vocab_size)
         trained = self.paradraft.get("training") or {}
         plain = self.target_head is not None and self.target_head.is_plain
         # drafters that are trained here scale and cap as targets do
@@ -251,15 +243,10 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
         In bf16, they are off by radians after some hundred tokens.
         """
-        # Gemma scales it
-        computed = [
-            part
-            for name, part in self.named_modules()
-            if name.endswith(("rotary_emb", "embedding"))
-        ]
         exact = [
             (part, name, buffer)
-            for part in computed
+            for path, part in self.named_modules()
+            if path.endswith(("rotary_emb", "embedding"))  # Gemma scales the latter
             for name, buffer in part.named_buffers()
             if not buffer.is_meta
         ]
@@ -271,7 +258,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     @property
     def num_guesses(self) -> int:
         """V', ids that it guesses."""
-        return self.target_vocab_size if self.vocabulary is None else len(self.vocabulary)
+        return self.config.vocab_size if self.vocabulary is None else len(self.vocabulary)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """List the features that it reads, each once."""
@@ -301,14 +288,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
                 f"layers, and this one has {layers}."
             )
         self._check_ids(who, target)
-        if (
-            most := self.most_drafts
-        ) is not None and self.speculation_config.num_draft_tokens > most:
-            raise ValueError(
-                f"{who} guesses {most} tokens at most, but num_draft_tokens is "
-                f"{self.speculation_config.num_draft_tokens}: lower it."
-            )
-        target_head = self.view_of(target).target_head
+        self._check_count(self.speculation_config.num_draft_tokens)
+        target_head = pair(self, target).target_head
         if target_head is None or target_head.head is not target.get_output_embeddings():
             target_head = TargetHead(
                 target, None if self.head is not None else self.vocabulary, self.shortlist
@@ -318,8 +299,15 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             raise ValueError(
                 f"{who} shares the target's embedding or head, which are not of its own width."
             )
-        pair(self, target, target_head=target_head)
+        pair(self, target, features=self.features_of(target), target_head=target_head)
         self.target_head = target_head
+
+    def _check_count(self, count: int) -> None:
+        if self.most_drafts is not None and count > self.most_drafts:
+            raise ValueError(
+                f"This {self.title} guesses {self.most_drafts} tokens at most, but "
+                f"num_draft_tokens is {count}: lower it."
+            )
 
     def _check_ids(self, who: str, target: PreTrainedModel) -> None:
         """Refuse a target of other ids, for which it would draft and never be right.
@@ -328,7 +316,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
             ValueError: ids that the target does not have, another vocabulary, or a mask without an
                 embedding.
         """
-        ours, theirs = self.target_vocab_size, target.config.get_text_config().vocab_size
+        ours, theirs = self.config.vocab_size, target.config.get_text_config().vocab_size
         if self.vocabulary is not None and int(self.vocabulary.max()) >= theirs:
             raise ValueError(
                 f"{who} guesses ids up to {int(self.vocabulary.max())}; the target's end at "
@@ -354,12 +342,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         """
         with torch.no_grad():
             final_norm(self.stack).weight.copy_(final_scale(target))
-        self.to(target.get_input_embeddings().weight.device).attach(target)
+        self.to(input_device(target)).attach(target)
         return self
-
-    def view_of(self, target: PreTrainedModel) -> Self:
-        """Look up its view of `target`, whatever else it was attached to since."""
-        return pair(self, target, features=self.features_of(target))
 
     @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
@@ -376,7 +360,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
                 f"This call may reach {max_length} tokens, and the {self.title} has positions for "
                 f"{window}: after them fewer of its guesses may be right."
             )
-        return self.view_of(target).drafting(self.speculation_config, max_length)
+        return pair(self, target).drafting(self.speculation_config, max_length)
 
     def draft_logits(
         self,
@@ -394,10 +378,14 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         Returns:
             `(B, K, V')`; row `d` guesses the token at distance `d + 1`. A guess that depends on the
             tokens before it stands after the most probable ones.
+
+        Raises:
+            ValueError: it guesses fewer tokens, or features are missing.
         """
+        self._check_count(num_draft_tokens or 0)
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
         drafting = self.drafting(SpeculationConfig(), 0)
-        return drafting.logits_behind(input_ids.to(self.device), features, count)
+        return drafting.logits_after_texts(input_ids.to(self.device), features, count)
 
     def embed(self, ids: LongTensor) -> Tensor:
         """Embed ids, `(…, hidden)` in its own dtype, by its own table or the target's."""
@@ -432,32 +420,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         return self.target_head
 
 
-def guessed_ids(
-    tensors: dict[str, Tensor], size: int | None, vocab_size: int, folder: Path
-) -> LongTensor | None:
-    """Look up the target's ids that the drafter in a folder guesses, int64 `(V',)`; None: all.
-
-    Args:
-        tensors: the tensors of the folder.
-        size: V'; None: V.
-        vocab_size: V.
-        folder: the folder, for the message.
-
-    Raises:
-        OSError: it guesses fewer than all, and nothing says which.
-        ValueError: the table that says so is none of offsets.
-    """
-    offsets = tensors.get("d2t")
-    if size is None:
-        return None
-    if offsets is None or not len(offsets):
-        raise OSError(
-            f"{folder} guesses {size} ids and has no table of them (d2t): download it again."
-        )
-    return vocabulary_of(offsets, tensors.get("t2d"), vocab_size)
-
-
 def feature_names(features: tuple) -> str:
     """Describe feature keys in words, for people."""
     names = {-1: "the embedding's output", "normed": "the normed last state"}
-    return ", ".join(str(names.get(key, f"output of layer {key}")) for key in features)
+    return ", ".join(names.get(key, f"output of layer {key}") for key in features)

@@ -5,18 +5,16 @@ reads features.
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
 
 import torch
 from accelerate.utils import align_module_device
 from torch import LongTensor, Tensor, nn
-from transformers import MODEL_MAPPING, AutoModel, Cache, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel
 
 from ..decoding.features import decoder_of
-from ..decoding.tree_attention import TreeAttention, attention_windows
-from ..names import with_cache
-from ..outer_names import Gemma4TextScaledWordEmbedding, supports_sdpa
+from ..decoding.tree_attention import attention_windows
+from ..outer_names import Gemma4TextScaledWordEmbedding
 
 QWEN35 = "qwen3_5_text"  # whose layers gate attention's output, and turn a part of each head
 LLAMA = "llama"  # whose layers norm neither queries nor keys
@@ -41,13 +39,8 @@ def decoder_stack(
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, 0, True
-    stack_type: Any = MODEL_MAPPING.get(type(config), None)
-    # Gemma 2 caps its scores, gpt-oss has sinks
-    attention = "sdpa" if stack_type is None or supports_sdpa(stack_type) else "eager"
     try:
-        stack = AutoModel.from_config(
-            config, attn_implementation=attention, trust_remote_code=False
-        )
+        stack = AutoModel.from_config(config, trust_remote_code=False)
     except (KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(
@@ -197,37 +190,7 @@ def describe_layers(
     return described
 
 
-def last_position(stack: PreTrainedModel) -> int:
-    """Find the last position of a stack; positions that turn have no end."""
-    turns = any(name.endswith("rotary_emb") for name, _ in stack.named_modules())
-    size = getattr(stack.config.get_text_config(), "max_position_embeddings", None)
-    return sys.maxsize if turns or size is None else size - 1
-
-
-def run(
-    stack: PreTrainedModel,
-    inputs: Tensor,
-    mask: Tensor | dict[str, Tensor],
-    positions: LongTensor,
-    cache: Cache,
-) -> Tensor:
-    """Compute normed states `(B, M, hidden)` of `inputs`; `cache` gets their keys and values.
-
-    Args:
-        stack: layers from `decoder_stack`.
-        inputs: `(B, M, hidden)`.
-        mask: a mask from `StackMasks`.
-        positions: int64 `(B, M)`.
-        cache: grows by M.
-    """
-    given = with_cache(stack, cache)
-    outputs: Any = stack(
-        inputs_embeds=inputs, attention_mask=mask, position_ids=positions, use_cache=True, **given
-    )
-    return outputs.last_hidden_state
-
-
-def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:
+def after_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tensor:
     """Run the rest of a layer of Gemma 4 after its attention.
 
     Input and attention's output are `(B, M, hidden)` each.
@@ -235,26 +198,6 @@ def behind_attention(layer: nn.Module, states: Tensor, attended: Tensor) -> Tens
     states = states + layer.post_attention_layernorm(attended)
     inner = layer.mlp(layer.pre_feedforward_layernorm(states))
     return (states + layer.post_feedforward_layernorm(inner)) * layer.layer_scalar
-
-
-class StackMasks(TreeAttention):
-    """Masks over a ragged cache whose slot `s` holds position `offsets[row] + s`.
-
-    Args:
-        windows: the window by the kind of layer, as from `attention_windows`.
-        offsets: the offsets of the rows.
-        dtype, device: those of the masks.
-    """
-
-    def __init__(
-        self,
-        windows: dict[str, int | None],
-        offsets: list[int],
-        dtype: torch.dtype,
-        device: torch.device,
-    ):
-        nothing = torch.ones((len(offsets), 0), device="cpu")
-        super().__init__(windows, nothing, torch.tensor(offsets, device="cpu") - 1, dtype, device)
 
 
 def final_norm(decoder: nn.Module) -> nn.Module:

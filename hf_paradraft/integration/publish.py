@@ -9,7 +9,6 @@ from huggingface_hub import CommitInfo, HfApi, hf_hub_download
 from huggingface_hub.errors import HFValidationError, HTTPError
 
 from ..drafters import kind_of
-from ..drafters.card import card_fields
 from ..drafters.drafter import SavedDrafter
 from ..drafters.formats.folder import DrafterFolder
 from ..drafters.formats.identify import identify
@@ -116,4 +115,4 @@ def push_folder(folder: str | Path, repo_id: str, **kwargs: Any) -> CommitInfo:
     saved = DrafterFolder(Path(folder))
     kind = kind_of(saved)
     kind.check_folder(saved)
-    return push_drafter(saved.path, repo_id, card_fields(kind, saved), **kwargs)
+    return push_drafter(saved.path, repo_id, kind.card_fields(saved), **kwargs)

@@ -14,8 +14,7 @@ from tiny import near_copy
 
 import hf_paradraft
 from hf_paradraft.decoding import cache, compiled, verify
-from hf_paradraft.drafters.reading import cache as drafter_cache
-from hf_paradraft.drafters.reading import reader
+from hf_paradraft.drafters.reading import network, reader
 
 PROMPTS = torch.tensor([[1, 2, 3, 4, 5], [0, 0, 0, 8, 9]])
 SEEN = (PROMPTS != 0).long()
@@ -115,12 +114,10 @@ def test_rounds_have_one_shape(kind, size, make, calls):
 def test_a_cache_that_is_too_short_grows(kind, make, calls, monkeypatch):
     """It grows; long prompts in pieces, of ragged rows."""
     monkeypatch.setattr(cache, "SLOTS", 4)
-    monkeypatch.setattr(drafter_cache, "SLOTS", 4)
+    monkeypatch.setattr(network, "SLOTS", 4)
     monkeypatch.setattr(reader, "PIECE", 4)
     static_cache = cache.static_cache
-    monkeypatch.setattr(
-        drafter_cache, "static_cache", lambda model, num_slots: static_cache(model, 20)
-    )
+    monkeypatch.setattr(network, "static_cache", lambda model, num_slots: static_cache(model, 20))
     drafter = make(kind, 9)
     ids = torch.tensor([[0] * 9 + [1, 2, 3, 4], list(range(3, 16))])
     assert rounds(drafter, ids, (ids != 0).long(), max_new_tokens=16) > 6

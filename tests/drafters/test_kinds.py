@@ -21,7 +21,6 @@ from transformers import AutoModelForCausalLM
 import hf_paradraft
 from hf_paradraft.bench.methods import variants_of
 from hf_paradraft.drafters import KINDS, kind_of
-from hf_paradraft.drafters.card import card_fields
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.integration.publish import describe_kind
 
@@ -160,7 +159,7 @@ def test_every_kind_saves_a_folder_that_is_recognised(name, tmp_path):
     )
     kind.check_folder(saved)
     assert dict(describe_kind(kind, saved))["kind"]
-    assert card_fields(kind, saved).template.endswith(".jinja")
+    assert kind.card_fields(saved).template.endswith(".jinja")
     for variant in variants_of(drafter, (2,), (6, "auto")):
         assert variant.name.startswith(name)
 

@@ -75,7 +75,7 @@ def test_eagle_is_that_of_speculators(name, load):
     for length in (2, 5, LENGTH):
         ids, features = EXPECTED["ids"][None], features_of(drafter, length - 1)
         drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
-        logits = drafting.logits_behind(ids[:, :length], features, 1)
+        logits = drafting.logits_after_texts(ids[:, :length], features, 1)
         close(logits[0, 0], EXPECTED[f"{name}: logits"][length - 2])
         further = drafting.extend([ids[0, length : length + 1]], [[-1]])
         # in training their windows stay behind with the row that a step began at

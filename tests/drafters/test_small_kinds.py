@@ -166,6 +166,11 @@ def test_a_saved_autoregressive_drafter_is_loaded_as_one(tmp_path, prompt):
     assert isinstance(again, hf_paradraft.AutoregressiveDrafter)
     assert again.speculation_config == hf_paradraft.SpeculationConfig(3, 6)
     assert again.name_or_path == str(tmp_path / "drafter")
+    chains = hf_paradraft.SpeculationConfig(2, None)
+    asked = hf_paradraft.AutoDrafter.from_pretrained(
+        tmp_path / "drafter", speculation_config=chains
+    )
+    assert asked.speculation_config == chains
     plain = AutoModelForCausalLM.from_pretrained(tmp_path / "drafter")
     assert torch.equal(plain(prompt).logits, again.model(prompt).logits)
     tiny_model().save_pretrained(tmp_path / "plain")

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of
-from hf_paradraft.drafters.card import card_fields
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.training.anchors import AnchorTrainer
 from hf_paradraft.training.target_training import unused_token
@@ -74,7 +73,7 @@ def test_parallelspec_learns(style, loss, folder):
     assert_lossless(target, again, ids, max_new_tokens=30)
     kind = kind_of(saved := DrafterFolder(folder / "out"))
     kind.check_folder(saved)
-    assert card_fields(kind, saved).provenance["training"]["num_masks"] == 2
+    assert kind.card_fields(saved).provenance["training"]["num_masks"] == 2
     with pytest.raises(ValueError, match="already has files"):
         train_parallelspec(folder / "target", rows, folder / "out", max_steps=1, **OPTIONS)
 

@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM, Gemma4TextConfig, TrainingArgumen
 
 import hf_paradraft
 from hf_paradraft.drafters.blocks.training import Blocks, block_mask
-from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer
+from hf_paradraft.drafters.parallelspec.training import ParallelSpecTrainer, ParallelSpecTraining
 from hf_paradraft.protocol import Prefix
 from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.rows import CodConfig, RowCollator
+from hf_paradraft.training.run import RunInputs
 from hf_paradraft.training.target_states import states_of
 from hf_paradraft.training.unrolled import Unrolled
 
@@ -191,7 +192,7 @@ def test_training_steps_are_what_is_drafted():
                 target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
             )
             drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
-            logits = drafting.logits_behind(
+            logits = drafting.logits_after_texts(
                 text, {key: states[:, :-1] for key, states in given.items()}, 1
             )
             expected = [logits[0, -1]]
@@ -215,15 +216,11 @@ def test_group_wise_losses_count_every_depth(tmp_path):
     drafter = hf_paradraft.ParallelSpecDrafter.from_target(target, "medusa", 2)
     arguments = TrainingArguments(output_dir=tmp_path, report_to="none", use_cpu=True)
     ids = [3, 1, 4, 1, 5]
-    cod = CodConfig(3, 1.0, 1.0)
-    trainer = ParallelSpecTrainer(
-        drafter,
-        arguments,
-        target,
-        cod,
-        train_dataset=Dataset.from_list([{"input_ids": ids, "labels": ids, "length": 5}]),
-    )
-    batch = RowCollator(0, cod)([{"input_ids": ids, "labels": ids}])
+    samples = Dataset.from_list([{"input_ids": ids, "labels": ids, "length": 5}])
+    options = ParallelSpecTraining(target="", train_file="", output_dir=tmp_path)
+    inputs = RunInputs(target, None, arguments, samples, None)
+    trainer = ParallelSpecTrainer(options, drafter, inputs)
+    batch = RowCollator(0, CodConfig(3, 1.0, 1.0))([{"input_ids": ids, "labels": ids}])
     with torch.no_grad():
         loss = trainer.compute_loss(drafter.train(), batch)
         losses = []

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of
-from hf_paradraft.drafters.card import card_fields
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.files import hub_name
 from hf_paradraft.hub.card import render_card
@@ -42,7 +41,7 @@ BENCH = [
 
 
 def card_of(folder, repo_id):
-    return render_card(folder, repo_id, card_fields(kind_of(saved := DrafterFolder(folder)), saved))
+    return render_card(folder, repo_id, kind_of(saved := DrafterFolder(folder)).card_fields(saved))
 
 
 def test_cards_say_what_the_hub_wants_to_know(hub, tmp_path):
@@ -118,7 +117,7 @@ def test_texts_of_a_foreign_config_stay_out_of_a_card(tmp_path):
     }
     (tmp_path / "config.json").write_text(json.dumps({"paradraft": {"training": training}}))
     for kind in (hf_paradraft.ParallelSpecDrafter, hf_paradraft.PardDrafter):
-        text = render_card(tmp_path, REPO, card_fields(kind, DrafterFolder(tmp_path))).text
+        text = render_card(tmp_path, REPO, kind.card_fields(DrafterFolder(tmp_path))).text
         assert "7 steps" in text
         assert "evil" not in text
 
@@ -136,7 +135,7 @@ def test_an_acceptance_of_another_form_is_left_out_of_a_card(acceptance, rates, 
     config = {"base_model_name_or_path": -1, "paradraft": {"training": training}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     text = render_card(
-        tmp_path, REPO, card_fields(hf_paradraft.PardDrafter, DrafterFolder(tmp_path))
+        tmp_path, REPO, hf_paradraft.PardDrafter.card_fields(DrafterFolder(tmp_path))
     ).text
     assert "7 steps" in text
     assert "Against its target" not in text
@@ -198,7 +197,7 @@ def test_cards_say_what_feature_drafters_read(tmp_path):
         (tmp_path / "config.json").write_text(
             json.dumps({"paradraft": {"training": {"style": style} if style else {}}})
         )
-        text = render_card(tmp_path, REPO, card_fields(kind, DrafterFolder(tmp_path))).text
+        text = render_card(tmp_path, REPO, kind.card_fields(DrafterFolder(tmp_path))).text
         assert begins in text
         assert ("hidden states" in text) == (style != "medusa")
 

@@ -18,7 +18,7 @@ from transformers import Cache, PreTrainedModel, Qwen3Config
 
 from ...decoding.cache import RaggedCache
 from ...decoding.features import layers_of
-from ...decoding.tree_attention import attention_windows
+from ...decoding.tree_attention import TreeAttention, attention_windows
 from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey
@@ -28,9 +28,16 @@ from ..formats.files import published
 from ..formats.layout import DFLASH
 from ..formats.publishers import BLOCK_LAYOUTS, spread
 from ..formats.speculators import BLOCK_LAYOUT, blocks_config
-from ..layers import GEMMA4, LLAMA, StackMasks, run, sizes_of, turns
-from ..reading.cache import compiled_method, make_room, plain_cache, side_by_side
+from ..layers import GEMMA4, LLAMA, sizes_of, turns
 from ..reading.context import ContextDrafting
+from ..reading.network import (
+    compiled_method,
+    make_room,
+    plain_cache,
+    ragged_masks,
+    run,
+    side_by_side,
+)
 from .config import BlockConfig
 
 
@@ -212,21 +219,20 @@ class DFlashDrafter(FeatureDrafter):
             keys = torch.cat([turned, keys[..., cos.shape[-1] :]], dim=-1)
             cache.update(keys, values.transpose(1, 2), index)
 
-    def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
+    def masks(self, offsets: list[int]) -> dict[str, TreeAttention]:
         """Make the attention masks of each kind of layer.
 
         `offsets` are the positions that the rows' first cache slots hold.
         """
         windows = dict.fromkeys(self.windows) if self.config.window_from_anchor else self.windows
         return {
-            kind: StackMasks({kind: window}, offsets, self.dtype, self.device)
-            for kind, window in windows.items()
+            kind: ragged_masks(self, offsets, {kind: window}) for kind, window in windows.items()
         }
 
     def fill(
         self,
         anchors: LongTensor,
-        masks: dict[str, StackMasks],
+        masks: dict[str, TreeAttention],
         cache: RaggedCache,
         compiled: bool = False,
     ) -> Tensor:

@@ -1,5 +1,1 @@
 """EAGLE-3 and P-EAGLE: a decoder layer over fused hidden states of the target."""
-
-from .model import Eagle3Drafter
-
-__all__ = ["Eagle3Drafter"]

@@ -24,10 +24,9 @@ from ..formats.layout import EAGLE3, PEAGLE
 from ..formats.publishers import EAGLE3_LAYOUTS
 from ..formats.speculators import EAGLE3_LAYOUT
 from ..formats.speculators import eagle3_config as saved_config
-from ..layers import GEMMA4, behind_attention, turns
-from ..reading.cache import side_by_side
+from ..layers import GEMMA4, after_attention, turns
+from ..reading.network import RowModel, side_by_side
 from ..reading.reader import Reader
-from ..reading.row_model import RowModel
 from .config import Eagle3Config
 
 
@@ -61,15 +60,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         width = self.fc.in_features
         first = self.stack.layers[0].self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            if (linear := getattr(first, name)) is None:  # Gemma 4's values may be its keys
-                continue
-            setattr(
-                first,
-                name,
-                nn.Linear(
-                    2 * layers.hidden_size, linear.out_features, bias=linear.bias is not None
-                ),
-            )
+            if (linear := getattr(first, name)) is not None:  # Gemma 4's values may be its keys
+                sizes = 2 * layers.hidden_size, linear.out_features
+                setattr(first, name, nn.Linear(*sizes, bias=linear.bias is not None))
         self.input_norm = norm(width, layers.rms_norm_eps) if config.norm_before_fc else None
         norms = [
             norm(config.target_hidden_size, layers.rms_norm_eps) for _ in range(config.num_features)
@@ -79,6 +72,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         self.speculation_config = SpeculationConfig(
             config.num_draft_tokens or (8 if config.parallel else 5)
         )
+        self.extends = not config.parallel
         self.settled: tuple[FeatureKey, ...] = ()  # as the last target's number of layers decided
         self.eval()
 
@@ -124,14 +118,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""
-        features = self.features_of(target)
-        if self.config.features is None and len(features) != self.config.num_features:
-            raise ValueError(
-                f"This {self.title} reads {self.config.num_features} layers, not {len(features)}."
-            )
         super().attach(target)
         if self.features == self.settled:
-            self.features = self.settled = features
+            self.features = self.settled = self.features_of(target)
 
     def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """Implement `FeatureDrafter.features_of`: those of the file or the user, or the default.
@@ -144,7 +133,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
-        return Reader(self, config, max_length, self.vocabulary, extends=not self.config.parallel)
+        return Reader(self, config, max_length)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -176,8 +165,9 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         config, layers = self.config, self.stack.layers
         embedded, features = inputs.split(self.hidden_size, dim=-1)
         turned = turns(self.stack, features, positions)
-        kinds = getattr(config.layers, "layer_types", None) or ["full_attention"] * len(layers)
-        masks = [mask[kind] if isinstance(mask, dict) else mask for kind in kinds]
+        masks = [mask] * len(layers)
+        if isinstance(mask, dict):
+            masks = [mask[kind] for kind in config.layers.layer_types]
         first, normed_features = layers[0], self.hidden_norm(features)
         both = torch.cat([first.input_layernorm(embedded), normed_features], dim=-1)
         gemma4 = config.layers.model_type == GEMMA4
@@ -189,7 +179,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         )
         residual = normed_features if config.norm_before_residual else features
         if gemma4:
-            states = behind_attention(first, residual, attended)
+            states = after_attention(first, residual, attended)
         else:
             states = residual + attended
             states = states + first.mlp(first.post_attention_layernorm(states))

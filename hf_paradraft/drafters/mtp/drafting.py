@@ -12,8 +12,8 @@ import torch
 from torch import LongTensor, Tensor
 
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
+from ..reading.network import RowModel
 from ..reading.reader import Reader
-from ..reading.row_model import RowModel
 
 
 class StepDrafting(Reader):
@@ -21,17 +21,11 @@ class StepDrafting(Reader):
 
     Args:
         models: the D layers, in their order.
-        config, max_length, vocabulary: the arguments of `Reader`.
+        config, max_length: the arguments of `Reader`.
     """
 
-    def __init__(
-        self,
-        models: Sequence[RowModel],
-        config: SpeculationConfig,
-        max_length: int,
-        vocabulary: LongTensor | None = None,
-    ):
-        super().__init__(models[0], config, max_length, vocabulary, extends=True)
+    def __init__(self, models: Sequence[RowModel], config: SpeculationConfig, max_length: int):
+        super().__init__(models[0], config, max_length)
         self.followers = [Reader(model, config, max_length) for model in models[1:]]
         for reader, follower in pairwise([self, *self.followers]):
             reader.follower = follower
@@ -72,20 +66,14 @@ class StepDrafting(Reader):
         The layer after the one that guessed a token guesses the token after it. States that the
         layers before that make of it are not used: none of its descendants needs them.
         """
-        states = [
-            [row.states[0]] * len(above) for row, above in zip(self.rows, parents, strict=True)
-        ]
-        made = []
+        states, made = self.states_of([[-1] * len(above) for above in parents]), []
         for reader in self.followers:
             made.append(reader.extend(tokens, parents, states))
-            states = [
-                [row.states[1 + parent] for parent in above]
-                for row, above in zip(reader.rows, parents, strict=True)
-            ]
+            states = reader.states_of(parents)
         logits = []
         for row, new in enumerate(tokens):
-            nodes = self.followers[0].nodes.rows[row]
-            steps = [len(node.columns) - 1 for node in nodes[len(nodes) - len(new) :]]
+            nodes = self.followers[0].rows[row].nodes
+            steps = [len(columns) - 1 for _, columns in nodes[len(nodes) - len(new) :]]
             guesses = [made[step][row][index] for index, step in enumerate(steps)]
             logits.append(torch.stack(guesses) if guesses else made[0][row])
         return logits

@@ -9,7 +9,6 @@ for the next guess it is the layer's own, after its norm too.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +16,19 @@ import torch
 from torch import LongTensor, Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from ...decoding.features import layers_of
 from ...files import names_folder
+from ...hardware import input_device
 from ...outer_names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, published, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
-from ..formats.keys import without
 from ..formats.layout import MTP
 from ..formats.native import MtpTensors, brought_layers, mtp_tensors, unscaled
 from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
+from ..reading.network import RowModel
 from ..reading.reader import Reader
-from ..reading.row_model import RowModel
 from .config import MtpConfig, mtp_config
 from .drafting import StepDrafting
 
@@ -58,13 +56,11 @@ class MtpLayer(nn.Module):
 
     def __init__(self, config: MtpConfig, weights: dict[str, Tensor] | None = None):
         super().__init__()
-        inner = (
-            None
-            if weights is None
-            else {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
-        )
-        if inner is not None and config.bare:
-            inner["norm.weight"] = weights["enorm.weight"]  # for there is none
+        inner = None
+        if weights is not None:
+            inner = {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
+            if config.bare:
+                inner["norm.weight"] = weights["enorm.weight"]  # for there is none
         self.stack = decoder_stack(config.layer, inner)
         self.hidden_first = config.hidden_first
         norm = final_norm(self.stack)
@@ -75,9 +71,7 @@ class MtpLayer(nn.Module):
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
         if weights is not None:
             for name in PROJECTED:
-                getattr(self, name).load_state_dict(
-                    {"weight": weights[f"{name}.weight"].to(self.eh_proj.weight.dtype)}
-                )
+                getattr(self, name).load_state_dict({"weight": weights[f"{name}.weight"]})
             self.to(weights["eh_proj.weight"].dtype)
 
     def mix(self, embedded: Tensor, states: Tensor) -> Tensor:
@@ -97,9 +91,11 @@ class MtpStep(RowModel):
     """
 
     shift = 1
+    extends = True
 
     def __init__(self, drafter: MtpDrafter, layer: MtpLayer):
         self.drafter, self.layer, self.stack = drafter, layer, layer.stack
+        self.vocabulary = drafter.vocabulary
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`, by the layer's mix of embeddings and states."""
@@ -132,18 +128,10 @@ class MtpDrafter(FeatureDrafter):
         vocabulary: LongTensor | None = None,
     ):
         target = config.target
-        super().__init__(
-            config,
-            ("normed",),
-            target.hidden_size,
-            target.hidden_size,
-            target.num_hidden_layers,
-            target.vocab_size,
-            vocabulary,
-        )
+        super().__init__(config, ("normed",), target.hidden_size, vocabulary)
+        self.target_layers = target.num_hidden_layers
         self.layers = nn.ModuleList(
-            MtpLayer(config, None if weights is None else weights[number])
-            for number in range(config.num_layers)
+            MtpLayer(config, layer) for layer in weights or [None] * config.num_layers
         )
         self.speculation_config = SpeculationConfig(
             self.most_drafts or config.num_draft_tokens or 5
@@ -170,18 +158,20 @@ class MtpDrafter(FeatureDrafter):
             OSError: its files are not there.
             ValueError: they bring no such layers, or some that are not served.
         """
-        config = target.config.get_text_config(decoder=True)
-        drafter = None
+        config, name = target.config.get_text_config(decoder=True), target.name_or_path
+        brought = None
         if not new:
-            if not target.name_or_path:
+            if not name:
                 raise ValueError(
                     f"This {type(target).__name__} was not loaded from files, which would bring "
                     "MTP layers."
                 )
-            drafter = cls._brought(config, target.name_or_path, commit_of(target))
-        if drafter is None and new is False:
-            raise ValueError(NOTHING.format(target.name_or_path))
-        if drafter is None:
+            brought = brought_layers(name, config.num_hidden_layers, commit_of(target))
+        if brought is not None:
+            drafter = cls._from_tensors(config, *brought)
+        elif new is False:
+            raise ValueError(NOTHING.format(name))
+        else:
             drafter = cls(MtpConfig(target=config))
             if getattr(final_norm(drafter.stack), "bias", None) is not None:
                 raise ValueError(
@@ -191,37 +181,18 @@ class MtpDrafter(FeatureDrafter):
             with torch.no_grad():
                 final_norm(drafter.stack).weight.copy_(final_scale(target))
         drafter.vocabulary = vocabulary
-        device = next(
-            (
-                parameter.device
-                for parameter in layers_of(target)[-1].parameters()
-                if not parameter.is_meta
-            ),
-            target.device,
-        )
-        drafter.to(device, target.dtype).attach(target)
+        drafter.to(input_device(target), target.dtype).attach(target)
         return drafter
 
     @classmethod
-    def _brought(
-        cls,
-        config: PreTrainedConfig,
-        name: str,
-        revision: str | None = None,
-        token: str | bool | None = None,
-    ) -> MtpDrafter | None:
-        """Load the MTP layers of a target's checkpoint; `config` is that of the target's text."""
-        brought = brought_layers(name, config.num_hidden_layers, revision, token)
-        return None if brought is None else cls._made(config, *brought)
-
-    @classmethod
-    def _made(
+    def _from_tensors(
         cls,
         config: PreTrainedConfig,
         brought: MtpTensors,
         tensors: dict[str, Tensor],
         num_draft_tokens: int | None = None,
     ) -> MtpDrafter:
+        """Make a drafter of a checkpoint's layers; `config` is that of the target's text."""
         layout = brought.layout
         described = MtpConfig(
             target=config,
@@ -253,29 +224,31 @@ class MtpDrafter(FeatureDrafter):
             OSError: nothing loadable there.
             ValueError: no MTP layers are there.
         """
-        hub = {name: kwargs[name] for name in ("revision", "token") if kwargs.get(name) is not None}
+        hub = {name: kwargs.pop(name, None) for name in ("revision", "token")}
         described, _ = PreTrainedConfig.get_config_dict(repo_or_dir, **hub)
         if "speculators_model_type" in described:
-            return super().from_pretrained(repo_or_dir, **kwargs)
+            return super().from_pretrained(repo_or_dir, **kwargs, **hub)
         config = kwargs.pop("config", None) or AutoConfig.from_pretrained(
             repo_or_dir, trust_remote_code=False, **hub
         )
         text = config.get_text_config(decoder=True)
-        if (drafter := cls._brought(text, str(repo_or_dir), **hub)) is None:
+        brought = brought_layers(str(repo_or_dir), text.num_hidden_layers, **hub)
+        if brought is None:
             raise ValueError(NOTHING.format(repo_or_dir))
-        return drafter.configured(
-            **{name: value for name, value in kwargs.items() if name not in ("revision", "token")}
-        )
+        wanted = kwargs.pop("speculation_config", None)
+        drafter = cls._from_tensors(text, *brought).configured(**kwargs)
+        drafter.speculation_config = wanted or drafter.speculation_config
+        return drafter
 
     @classmethod
-    def read_folder(cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()) -> MtpDrafter:
+    def read_folder(cls, folder: DrafterFolder) -> MtpDrafter:
         """Implement `FeatureDrafter.read_folder`, of speculators' layout."""
-        described = mtp_config(without(folder.config, ignore_keys))
+        described = mtp_config(folder.config)
         tensors = weights_in(folder.path)
         if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
         check_size(tensors, described.layer)
-        drafter = cls._made(described.target, brought, tensors, described.num_draft_tokens)
+        drafter = cls._from_tensors(described.target, brought, tensors, described.num_draft_tokens)
         if (offsets := tensors.get("d2t")) is not None:
             drafter.vocabulary = vocabulary_of(
                 offsets, tensors.get("t2d"), described.target.vocab_size
@@ -350,5 +323,5 @@ class MtpDrafter(FeatureDrafter):
         """Implement `FeatureDrafter.drafting`, by one repeated layer or by one layer a step."""
         steps = [MtpStep(self, layer) for layer in self.layers]
         if len(steps) == 1:
-            return Reader(steps[0], config, max_length, self.vocabulary, extends=True)
-        return StepDrafting(steps, config, max_length, self.vocabulary)
+            return Reader(steps[0], config, max_length)
+        return StepDrafting(steps, config, max_length)

@@ -1,5 +1,1 @@
 """ParallelSpec: one layer on the target's own embedding and head (Xiao et al., 2024)."""
-
-from .model import ParallelSpecDrafter
-
-__all__ = ["ParallelSpecDrafter"]

@@ -82,12 +82,12 @@ class ParallelSpecConfig(PreTrainedConfig):
     @property
     def vocab_size(self) -> int:
         """V, the target's number of tokens."""
-        return int(self.layer_config.vocab_size) if self.layers else 0
+        return self.layer_config.vocab_size if self.layers else 0
 
     @property
     def hidden_size(self) -> int:
         """The width of the target, and of the drafter."""
-        return int(self.layer_config.hidden_size)
+        return self.layer_config.hidden_size
 
 
 @torch.no_grad()

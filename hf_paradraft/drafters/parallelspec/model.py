@@ -8,7 +8,6 @@ next token, mask `k` the one at distance `k + 1`. *Medusa-style* drafters read o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -21,23 +20,19 @@ from ...decoding.features import decoder_of
 from ...decoding.tree_attention import additive
 from ...hardware import input_device
 from ...names import attention_of
+from ...notes import pair
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..layers import decoder_stack, describe_layers, final_norm, final_scale
+from ..reading.network import RowModel
 from ..reading.reader import Reader
-from ..reading.row_model import RowModel
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
 VOCABULARY = "vocabulary_ids"  # a tensor of its files
-# fields of its config, which its files have in this order, defaults too
-SAID = (
-    "layers", "style", "num_masks", "draft_vocab_size", "fingerprint", "layer_fingerprint",
-    "target_layers",
-)  # fmt: skip
 
 
 class ParallelSpecDrafter(FeatureDrafter, RowModel):
@@ -57,7 +52,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     def __init__(self, config: ParallelSpecConfig, vocabulary: LongTensor | None = None):
         features: tuple[FeatureKey, ...] = ("normed",) if config.style == "eagle" else ()
         hidden = config.hidden_size
-        super().__init__(config, features, hidden, hidden, None, config.vocab_size, vocabulary)
+        super().__init__(config, features, hidden, vocabulary)
         self.reads_features = config.style == "eagle"
         self.stack = decoder_stack(config.layer_config)
         self.mask_embeddings = nn.Parameter(torch.randn(config.num_masks, hidden) * 0.02)
@@ -75,9 +70,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         return folder.config.get("model_type") == ParallelSpecConfig.model_type
 
     @classmethod
-    def read_folder(
-        cls, folder: DrafterFolder, ignore_keys: Iterable[str] = ()
-    ) -> ParallelSpecDrafter:
+    def read_folder(cls, folder: DrafterFolder) -> ParallelSpecDrafter:
         """Implement `FeatureDrafter.read_folder`, for its own layout."""
         config, tensors = ParallelSpecConfig.from_dict(folder.config), weights_in(folder.path)
         check_size(tensors, config.layer_config)
@@ -90,27 +83,25 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         tensors = self.state_dict()
         if self.vocabulary is not None:
             tensors[VOCABULARY] = self.vocabulary
-        said = {name: getattr(self.config, name) for name in SAID}
+        # its own fields first, defaults too
+        said = {name: getattr(self.config, name) for name in ParallelSpecConfig.__annotations__}
         dtype = str(self.dtype).removeprefix("torch.")
         return {**said, **self.config.to_diff_dict(), "dtype": dtype}, tensors
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
         """List its style, layers and masks, as (name, value) pairs."""
-        layers, size = config.get("layers") or {}, config.get("draft_vocab_size")
+        read = ParallelSpecConfig.from_dict(config)
+        layers, size = read.layer_config, read.draft_vocab_size or read.vocab_size
         return [
-            ("style", config.get("style")),
-            (
-                "reads",
-                "the normed last state" if config.get("style") == "eagle" else "tokens alone",
-            ),
+            ("style", read.style),
+            ("reads", "the normed last state" if read.style == "eagle" else "tokens alone"),
             (
                 "own layers",
-                f"{layers.get('num_hidden_layers')} × {layers.get('hidden_size')} of "
-                f"{layers.get('model_type')}",
+                f"{layers.num_hidden_layers} × {layers.hidden_size} of {layers.model_type}",
             ),
-            ("masks", f"{config.get('num_masks')}, so {config.get('num_masks', 0) + 1} guesses"),
-            ("guesses ids", f"{size or layers.get('vocab_size')} of {layers.get('vocab_size')}"),
+            ("masks", f"{read.num_masks}, so {read.num_masks + 1} guesses"),
+            ("guesses ids", f"{size} of {read.vocab_size}"),
         ]
 
     @classmethod
@@ -157,10 +148,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             align_module_device(norm),
             align_module_device(table),
         ):
-            for parameter, theirs in zip(
-                final_norm(drafter.stack).parameters(), norm.parameters(), strict=True
-            ):
-                parameter.copy_(theirs)
+            final_norm(drafter.stack).load_state_dict(norm.state_dict())
             scale = float(table.weight.float().std())
             drafter.mask_embeddings.mul_(scale / 0.02)
             # states are normed and embeddings are not: neither is to drown the other
@@ -168,8 +156,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
                 drafter.mix.weight[:, config.hidden_size :] *= scale / float(
                     final_scale(target).square().mean().sqrt()
                 )
-        drafter = drafter.to(input_device(target)).eval()
-        drafter.attach(target)
+        drafter.to(input_device(target)).attach(target)
         return drafter
 
     @property
@@ -182,7 +169,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
         Such a target is served all the same.
         """
-        known = self.view_of(target).target_head
+        known = pair(self, target).target_head
         super().attach(target)
         if self.target_head is not known and (differing := differences(self.config, target)):
             logger.warning(
@@ -193,7 +180,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`: masks after each text."""
-        return Reader(self, config, max_length, self.vocabulary)
+        return Reader(self, config, max_length)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`: embeddings, EAGLE-style mixed with features."""
@@ -238,25 +225,3 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             use_cache=False,
         ).last_hidden_state[:, columns]
         return self.logits(states), states
-
-    def draft_logits(
-        self,
-        input_ids: LongTensor,
-        features: dict[FeatureKey, Tensor] | None = None,
-        num_draft_tokens: int | None = None,
-    ) -> Tensor:
-        """Implement `FeatureDrafter.draft_logits`, for at most M + 1 tokens.
-
-        Medusa-style drafters read no features.
-
-        Raises:
-            ValueError: more guesses than masks, or features that are missing.
-        """
-        if (
-            count := num_draft_tokens or self.speculation_config.num_draft_tokens
-        ) > self.most_drafts:
-            raise ValueError(
-                f"{count} guesses of a drafter with {self.config.num_masks} masks: at most "
-                f"{self.most_drafts}."
-            )
-        return super().draft_logits(input_ids, features, count)

@@ -9,12 +9,10 @@ from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import TrainingArguments
 
 from ...training.losses import LOSSES, Loss, cross_entropy, mixed, rejection
 from ...training.rows import IGNORED, CodConfig, RowCollator
 from ...training.run import RunInputs, option
-from ...training.target_states import TargetStates
 from ...training.target_training import TargetTraining
 from ...training.trainer import RowTrainer
 from .config import Style
@@ -28,29 +26,20 @@ class ParallelSpecTrainer(RowTrainer):
     states.
 
     Args:
-        model: attached to its target.
-        args: any `TrainingArguments`.
-        states: the source of the target's states.
-        cod: the rows to keep in training; its `num_depths` is M + 1.
-        decay: λ; the guess at depth `d` weighs `λ^d`.
-        loss: the loss's name.
-        kwargs: as for `Trainer`, with datasets from `encode_rows`.
+        options: the run's options.
+        drafter: the drafter, attached to its target.
+        inputs: the run's inputs.
     """
 
     def __init__(
-        self,
-        model: ParallelSpecDrafter,
-        args: TrainingArguments,
-        states: TargetStates,
-        cod: CodConfig,
-        decay: float = 1.0,
-        loss: Loss = "ce",
-        **kwargs: Any,
+        self, options: ParallelSpecTraining, drafter: ParallelSpecDrafter, inputs: RunInputs
     ):
-        super().__init__(
-            model, args, RowCollator(0, cod, args.seed, True, model.vocabulary), **kwargs
-        )
-        self.states, self.decay, self.loss = states, decay, loss
+        args, num_depths = inputs.arguments, drafter.config.num_masks + 1
+        cod = CodConfig(num_depths, options.cod_ratio, options.cod_min_ratio)
+        collator = RowCollator(0, cod, args.seed, True, drafter.vocabulary)
+        super().__init__(drafter, args, collator, **inputs.sets)
+        self.states = options.states(inputs, ("normed",), drafter.vocabulary)
+        self.decay, self.loss = options.decay, options.loss
 
     def row_losses(
         self, model: Any, inputs: dict[str, Any], labels: Tensor, depths: Tensor, columns: Tensor
@@ -127,12 +116,4 @@ class ParallelSpecTraining(TargetTraining):
 
     def trainer(self, drafter: ParallelSpecDrafter, inputs: RunInputs) -> ParallelSpecTrainer:
         """Implement `TrainingOptions.trainer`."""
-        return ParallelSpecTrainer(
-            drafter,
-            inputs.arguments,
-            self.states(inputs, ("normed",), drafter.vocabulary),
-            CodConfig(drafter.config.num_masks + 1, self.cod_ratio, self.cod_min_ratio),
-            self.decay,
-            self.loss,
-            **inputs.sets,
-        )
+        return ParallelSpecTrainer(self, drafter, inputs)

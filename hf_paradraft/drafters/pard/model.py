@@ -15,6 +15,8 @@ from torch import LongTensor
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...files import tensor_names
+from ...notes import last_target, remember_target
+from ...outer_names import innermost
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import SavedDrafter
@@ -22,14 +24,12 @@ from ..formats.folder import ADAPTER, DrafterFolder
 from ..formats.identify import refuse_foreign
 from ..formats.layout import PARD2
 from ..formats.values import provenance_of, transformers_config
-from ..pairs import last_target, remember_target
 from ..reading.causal import (
     CausalRows,
     check_drafts,
     check_merged,
     load_whole,
     logits_after,
-    unwrapped,
 )
 from ..reading.reader import Reader
 from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
@@ -149,9 +149,9 @@ class PardDrafter(SavedDrafter):
         Raises:
             ValueError: no mask token, or not a causal LM.
         """
-        model = unwrapped(model)
-        if not isinstance(model, PreTrainedModel):
+        if isinstance(model, str | Path):
             return cls.from_pretrained(model, mask_token_id=mask_token_id, **kwargs)
+        model = innermost(model)  # adapters stay in it
         mask_token_id = read_mask_token_id(model.config, mask_token_id)
         drafter_type = drafter_class(type(model.config))  # type: ignore[arg-type]  # a class is hashable
         if not issubclass(drafter_type, type(model)):
@@ -252,7 +252,7 @@ class PardDrafter(SavedDrafter):
             return Reader(ProjectedFeatures(self, target), self.speculation_config, max_length)
         masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
         rows = CausalRows(self, masks, self.mask_token_id)
-        return rows.drafting(self.speculation_config, max_length)
+        return Reader(rows, self.speculation_config, max_length)
 
     def draft_logits(
         self,
@@ -275,7 +275,7 @@ class PardDrafter(SavedDrafter):
         if self.projection is not None:
             rows = ProjectedFeatures(self, last_target(self))
             drafting = Reader(rows, SpeculationConfig(), 0)
-            return drafting.logits_behind(input_ids.to(self.device), features, count)
+            return drafting.logits_after_texts(input_ids.to(self.device), features, count)
         return logits_after(self, input_ids, [self.mask_token_id] * (count - 1))
 
     def __reduce__(self) -> tuple:

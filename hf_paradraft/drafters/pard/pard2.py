@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
 from ..formats.files import save_tensors, unpickled
-from ..reading.cache import side_by_side
 from ..reading.causal import CausalRows
+from ..reading.network import side_by_side
 
 FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"
 

@@ -17,12 +17,11 @@ from transformers.utils import logging
 
 from ...decoding.checks import Refused
 from ...files import names_of
-from ...notes import notes_on
+from ...notes import last_target, notes_on, remember_target
 from ...protocol import Drafter, SpeculationConfig
 from ..drafter import OF_TARGET, SavedDrafter
 from ..formats.files import save_tensors
 from ..formats.folder import DrafterFolder
-from ..pairs import last_target, remember_target
 from .config import PpdConfig, check_adapter
 from .drafting import PpdDrafting
 from .prompted import PromptedDrafter

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ..reading.causal import CausalRows, check_drafts, logits_after
+from ..reading.reader import Reader
 from .tuner import prompt_embedding
 
 
@@ -82,7 +83,7 @@ class PromptedDrafter(Drafter):
             )
         check_drafts(self.model)
         masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
-        return CausalRows(self.model, masks, self.prompts[0]).drafting(config, max_length)
+        return Reader(CausalRows(self.model, masks, self.prompts[0]), config, max_length)
 
     def draft_logits(
         self, input_ids: LongTensor, features: None = None, num_draft_tokens: int | None = None

@@ -14,18 +14,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import INDEX, WHOLE, refuse_missing, tensor_files
 from ...names import with_cache
-from ...outer_names import innermost
-from ...protocol import SpeculationConfig
-from .reader import Reader
-from .row_model import RowModel
-
-
-def unwrapped(model: Any) -> Any:
-    """Take a model out of the wrappers of PEFT or `torch.compile`.
-
-    Its adapters stay in it. A name stays a name.
-    """
-    return innermost(model) if isinstance(model, torch.nn.Module) else model
+from .network import RowModel
 
 
 def check_merged(model: PreTrainedModel) -> None:
@@ -80,14 +69,16 @@ class CausalRows(RowModel):
 
     Args:
         model: shared with other calls; nothing of it changes.
-        masks: ids of the K - 1 places to be guessed at most, in their order.
+        masks: ids of the K - 1 places to be guessed at most, in their order; None: it goes on from
+            tokens that the engine chose.
         unknown: stands for ids that the model has no embedding of.
     """
 
     reads_features = False
 
-    def __init__(self, model: PreTrainedModel, masks: Sequence[int] = (), unknown: int = 0):
-        self.stack, self.mask_ids, self.unknown = model, list(masks), unknown
+    def __init__(self, model: PreTrainedModel, masks: list[int] | None = None, unknown: int = 0):
+        self.stack, self.mask_ids, self.unknown = model, masks, unknown
+        self.extends = masks is None
         self.context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
@@ -124,10 +115,6 @@ class CausalRows(RowModel):
         given = {"position_ids": positions, "use_cache": True, **with_cache(self.stack, cache)}
         logits = self.stack(**fed, **given, logits_to_keep=count).logits
         return logits, logits[..., :0]
-
-    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
-        """Begin one call's drafting; arguments as for `Reader`."""
-        return Reader(self, config, max_length)
 
 
 def load_whole(

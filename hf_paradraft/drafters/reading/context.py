@@ -13,12 +13,12 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, DynamicLayer, PreTrainedModel
 
 from ...decoding.cache import RaggedCache
+from ...notes import last_target, pair, remember_target
 from ...protocol import GuessedLogits, Prefix
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..drafter import SavedDrafter
-from ..pairs import last_target, pair, remember_target
-from .cache import compiled_method, make_room, no_guess, side_by_side
-from .ragged import RaggedDrafting, Row
+from .network import compiled_method, make_room, side_by_side
+from .ragged import RaggedDrafting, Row, no_guess
 
 
 class ContextDrafting(RaggedDrafting):
@@ -126,7 +126,8 @@ class KeyValueDrafter(SavedDrafter):
             ValueError: it is attached to no target.
         """
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
-        return self.start_drafting(last_target(self), 0).logits_behind(input_ids, features, count)
+        drafting = self.start_drafting(last_target(self), 0)
+        return drafting.logits_after_texts(input_ids, features, count)
 
     def empty_context(self, num_slots: int) -> Cache:
         """Make a cache for the layers that are read."""

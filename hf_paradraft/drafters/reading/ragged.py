@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy
 import torch
-from numpy import ndarray
 from torch import LongTensor, Tensor
 
 from ...decoding.cache import RaggedCache
@@ -22,74 +19,10 @@ from ...decoding.joining import (
     select_cache,
     select_masks,
 )
+from ...decoding.tree_attention import TreeAttention
 from ...decoding.trees import to_target
 from ...protocol import Drafting, GuessedLogits, Observation, Prefix
 from ...protocol.drafter import FeatureKey
-from ..layers import StackMasks
-
-
-@dataclass
-class Node:
-    """A guessed token that was read after a row's text.
-
-    Attributes:
-        token: its id.
-        parent: index into the row's nodes, -1 for the text's last token.
-        columns: the places of its ancestors' entries and its own in the cache, after the longest
-            row's end.
-    """
-
-    token: int
-    parent: int
-    columns: list[int]
-
-
-class Nodes:
-    """The guessed tokens that were read after each row's text; columns are shared by all rows."""
-
-    def __init__(self) -> None:
-        self.rows: defaultdict[int, list[Node]] = defaultdict(list)
-        self.columns = 0  # of the cache that these take
-
-    def add(
-        self, tokens: Sequence[LongTensor], parents: Sequence[Sequence[int]], least: int = 0
-    ) -> tuple[ndarray, ndarray]:
-        """Take more nodes, as `Extend` gets them, padded to `least`.
-
-        Returns:
-            The columns that each new one sees, bool `(B, M, C)`, padding only itself; and the depth
-            of each column, int64 `(B, C)`.
-        """
-        size = max(least, *map(len, tokens))
-        columns = self.columns + size
-        sees: ndarray = numpy.zeros((len(tokens), size, columns), dtype=bool)
-        depths: ndarray = numpy.zeros((len(tokens), columns), dtype=numpy.int64)
-        sees[:, range(size), range(self.columns, columns)] = (
-            True  # padding sees itself: no empty softmax
-        )
-        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
-            nodes = self.rows[row]
-            for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
-                ancestors = nodes[parent].columns if parent >= 0 else []
-                nodes.append(Node(token, parent, [*ancestors, self.columns + offset]))
-                sees[row, offset, ancestors] = True
-            for node in nodes:
-                depths[row, node.columns[-1]] = len(node.columns) - 1
-        self.columns = columns
-        return sees, depths
-
-    def path(self, row: int, tokens: Sequence[int]) -> list[int]:
-        """Find the columns of the nodes that `tokens`, in a row after the text, have become."""
-        nodes, last = self.rows[row], -1
-        for token in tokens:
-            match = next(
-                (i for i, node in enumerate(nodes) if node.parent == last and node.token == token),
-                None,
-            )
-            if match is None:
-                break
-            last = match
-        return nodes[last].columns if last >= 0 else []
 
 
 @dataclass
@@ -102,12 +35,27 @@ class Row:
             nothing came yet.
         states: the states after the text, and after each guessed token that was read, `(d,)` each.
         newest: the target's state of the last token that it has read, `(d_t,)`, if that is read.
+        nodes: the guessed tokens that were read after the text: each one's id, and the columns of
+            its path, its own last.
     """
 
     begin: int
     waiting: Tensor | None = None
     states: list[Tensor] = field(default_factory=list)
     newest: Tensor | None = None
+    nodes: list[tuple[int, list[int]]] = field(default_factory=list)
+
+    def columns_of(self, tokens: Sequence[int]) -> list[int]:
+        """Find the columns of the nodes that `tokens`, which follow the text now, have become."""
+        path: list[int] = []
+        for token in tokens:
+            longer = [
+                columns for node, columns in self.nodes if node == token and columns[:-1] == path
+            ]
+            if not longer:
+                break
+            path = longer[0]
+        return path
 
 
 class RaggedDrafting(Drafting):
@@ -122,19 +70,21 @@ class RaggedDrafting(Drafting):
     Attributes:
         ahead: tokens whose features are not needed to read them: 1 where a row is made of a token
             and of the features of the one before.
+        width: nodes that a forward reads at least.
         rows: the state of each text; empty, and no cache, before the first observation.
         masks: the masks of the rows, by kind of layer.
-        nodes: guessed tokens that stand in the cache after the texts.
+        columns: entries of the cache after the longest text, which hold the rows' nodes.
     """
 
     ahead: ClassVar[int] = 0
+    width: int = 0
 
     def __init__(self, model: Any, compiled_width: int = 0, num_slots: int = 0):
         self.model, self.compiled_width, self.num_slots = model, compiled_width, num_slots
         self.cache: RaggedCache | None = None
         self.rows: list[Row] = []
-        self.masks: dict[str, StackMasks] = {}
-        self.nodes = Nodes()
+        self.masks: dict[str, TreeAttention] = {}
+        self.columns = 0
 
     def begin(self, begins: list[int]) -> None:
         """Make cache and masks for rows whose features begin at these tokens."""
@@ -171,9 +121,11 @@ class RaggedDrafting(Drafting):
         Args:
             paths: columns of the latter; None: none did.
         """
-        if self.nodes.columns:
-            self.cache.keep(paths or [[]] * len(self.rows), self.nodes.columns)
-        self.nodes = Nodes()
+        if self.columns:
+            self.cache.keep(paths or [[]] * len(self.rows), self.columns)
+        self.columns = 0
+        for row in self.rows:
+            row.nodes = []
 
     def join(self, other: Any) -> bool:
         """Implement `Drafting.join`, if both have begun, and are not compiled.
@@ -209,47 +161,66 @@ class RaggedDrafting(Drafting):
         forked, kept, length = copy.copy(self), self.rows[row], self.lengths[row]
         known = read + self.ahead
         waiting = None if kept.waiting is None else kept.waiting[: max(0, known - length)].clone()
-        forked.rows = [replace(kept, waiting=waiting, states=kept.states[:1], newest=None)]
+        forked.rows = [Row(kept.begin, waiting, kept.states[:1])]
         forked.cache = row_of(self.cache, row, min(length, known) - kept.begin)
-        forked.nodes = Nodes()
+        forked.columns = 0
         forked.masks = {kind: copy.copy(mask) for kind, mask in self.masks.items()}
         for mask in forked.masks.values():
             select_masks(mask, [row])
         forked.nbytes = bytes_of(forked.cache.cache)
         return forked
 
-    def laid_out(
+    @torch.no_grad()
+    def extend(
         self,
         tokens: list[LongTensor],
         parents: list[list[int]],
-        size: int,
         states: Sequence[Sequence[Tensor]] | None = None,
-    ) -> tuple[LongTensor, Tensor]:
-        """Lay guessed tokens out as ids `(B, size)`, with states `(B, size, d)` of their parents.
+    ) -> list[Tensor]:
+        """Read guessed tokens after the texts; as `Extend`.
 
         Args:
             tokens, parents: the arguments of `Extend`.
-            size: the most tokens of a row, or more.
-            states: the parents' states; default: those that are kept of the rows.
+            states: `(d,)` each, of their parents; default: those that are kept of the rows.
         """
-        some = self.rows[0].states[0]
+        states = self.states_of(parents) if states is None else states
+        some, size = self.rows[0].states[0], max(self.width, *map(len, tokens))
         ids = torch.zeros((len(tokens), size), dtype=torch.long, device=some.device)
         before = some.new_zeros((len(tokens), size, some.shape[-1]))
-        for row, (new, above) in enumerate(zip(tokens, parents, strict=True)):
-            ids[row, : len(new)] = new
-            kept = self.rows[row].states
-            after = [kept[parent + 1] for parent in above] if states is None else [*states[row]]
-            if after:
-                before[row, : len(new)] = torch.stack(after)
-        return ids, before
+        for index, (new, kept) in enumerate(zip(tokens, states, strict=True)):
+            if len(new):
+                ids[index, : len(new)] = new
+                before[index, : len(new)] = torch.stack([*kept])
+        logits, made = self.read_nodes(ids, before, tokens, parents)
+        for row, new, after in zip(self.rows, tokens, made, strict=True):
+            row.states += after[: len(new)]
+        return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
 
-    def keep_states(self, tokens: list[LongTensor], states: Tensor) -> None:
-        """Keep the states `(B, M, d)` after guessed tokens, of which each row has so many."""
-        for row, made, new in zip(self.rows, states, tokens, strict=True):
-            row.states += list(made[: len(new)])
+    def states_of(self, nodes: list[list[int]]) -> list[list[Tensor]]:
+        """Look up the states `(d,)` that are kept of each row's nodes; -1 is its text's end."""
+        return [
+            [row.states[node + 1] for node in some]
+            for row, some in zip(self.rows, nodes, strict=True)
+        ]
+
+    def read_nodes(
+        self,
+        ids: LongTensor,
+        before: Tensor,
+        tokens: list[LongTensor],
+        parents: list[list[int]],
+    ) -> tuple[Tensor, Tensor]:
+        """Compute logits `(B, M, V')` and states `(B, M, d)` after guessed tokens.
+
+        Args:
+            ids: int64 `(B, M)`, padded.
+            before: `(B, M, d)`, the states of their parents.
+            tokens, parents: the arguments of `Extend`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} guesses all distances at once.")
 
     @torch.no_grad()
-    def logits_behind(
+    def logits_after_texts(
         self, ids: LongTensor, features: dict[FeatureKey, Tensor] | None, count: int
     ) -> Tensor:
         """Compute logits `(B, count, V')` after whole texts of equal length.
@@ -304,3 +275,26 @@ def _most_probable(guess: GuessedLogits, token: LongTensor) -> Tensor:
         rows.append(row + bias[0].to(row))
         token = to_target(rows[-1].argmax()[None], guess.vocabulary)
     return torch.stack(rows)
+
+
+def no_guess(prefix: Prefix) -> GuessedLogits:
+    """Make the guess after a prefix of which nothing is known."""
+    return GuessedLogits(prefix.ids.new_zeros((0, 1)).float())
+
+
+def guesses_of(
+    logits: Iterable[Tensor | None], prefixes: Sequence[Prefix], **options: Any
+) -> list[GuessedLogits]:
+    """Make the guesses after each prefix, as many as there is room for.
+
+    A prefix without logits gets none.
+
+    Args:
+        logits: `(K, V')` of each.
+        prefixes: those of the rows.
+        options: further fields of the guesses.
+    """
+    return [
+        no_guess(prefix) if row is None else GuessedLogits(row[: prefix.room], **options)
+        for row, prefix in zip(logits, prefixes, strict=True)
+    ]

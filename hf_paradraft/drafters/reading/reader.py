@@ -10,32 +10,32 @@ state.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 import numpy
 import torch
+from numpy import ndarray
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
+from transformers.utils import logging
 
 from ...decoding.cache import RaggedCache
 from ...decoding.growing import width_on
 from ...decoding.tree_attention import attention_windows
-from ...protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
-from ..layers import StackMasks, last_position
-from .cache import (
+from ...protocol import GuessedLogits, Prefix, SpeculationConfig
+from .network import (
+    RowModel,
     compiled_method,
-    guesses_of,
+    last_position,
     make_room,
-    newer_halves,
     plain_cache,
-    ragged_rows,
+    ragged_masks,
 )
-from .ragged import Nodes, RaggedDrafting, Row
-from .row_model import RowModel
+from .ragged import RaggedDrafting, Row, guesses_of
 
-PIECE = (
-    512  # tokens of a text that are read at once: masks over all of a long prompt would be large
-)
+logger = logging.get_logger(__name__)
+
+# tokens of a text that are read at once: masks over all of a long prompt would be large
+PIECE = 512
 
 
 class Reader(RaggedDrafting):
@@ -45,8 +45,6 @@ class Reader(RaggedDrafting):
         model: shared with other calls; nothing of it changes.
         config: options of its use; where they say so, rounds after the prompt are compiled.
         max_length: tokens of a row at most, for these.
-        vocabulary: int64 `(V',)`, the target's id of each of the model's; None: they are the same.
-        extends: whether it goes on from tokens that the engine chose, instead of reading masks.
 
     Attributes:
         follower: another reader, whose features are this one's states; None: there is none.
@@ -55,15 +53,7 @@ class Reader(RaggedDrafting):
     ahead = 1
     follower: Reader | None = None
 
-    def __init__(
-        self,
-        model: RowModel,
-        config: SpeculationConfig,
-        max_length: int,
-        vocabulary: LongTensor | None = None,
-        extends: bool = False,
-    ):
-        self.vocabulary, self.extends = vocabulary, extends
+    def __init__(self, model: RowModel, config: SpeculationConfig, max_length: int):
         at_once = 1 if config.tree_size is None else width_on(model.stack.device)
         self.width = at_once if config.compile else 0  # nodes that a compiled forward reads
         width = config.compiled_width
@@ -73,7 +63,7 @@ class Reader(RaggedDrafting):
     def _reset(self, starts: list[int]) -> None:
         """Make a new cache and masks, for rows that are read from these tokens on."""
         model, stack = self.model, self.model.stack
-        self.nodes = Nodes()
+        self.columns = 0
         self.cache = RaggedCache(plain_cache(stack, self.num_slots), len(starts), 0)
         state = model.nothing(1)  # of a text that nothing can be read of yet
         self.rows = [
@@ -82,22 +72,15 @@ class Reader(RaggedDrafting):
         # A later start is where features begin; or where a text is read anew, from the first
         # position on.
         offsets = [start - model.shift if model.reads_features else 0 for start in starts]
-        windows = attention_windows(stack) or {}
-        self.masks = {"all": StackMasks(windows, offsets, stack.dtype, stack.device)}
+        self.masks = {"all": ragged_masks(stack, offsets, attention_windows(stack) or {})}
         if self.follower is not None:
             self.follower._reset([start + 1 for start in starts])
 
-    def observe(self, observations: list[Observation | None]) -> None:
-        """Keep the features that the target's forward brought of each row, if they are read."""
-        if self.model.reads_features:
-            super().observe(observations)
-        elif self.cache is None:
-            self._reset([0] * len(observations))
-
     def begin(self, begins: list[int]) -> None:
         """Implement `RaggedDrafting.begin`: a token is read with the features of the one before."""
-        whole = self.model.shift == 0
-        self._reset([0 if begin == 0 and whole else begin + 1 for begin in begins])
+        model = self.model
+        starts = [begin if begin == model.shift == 0 else begin + 1 for begin in begins]
+        self._reset(starts if model.reads_features else [0] * len(begins))
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Guess the tokens after each row; none after a row without features."""
@@ -106,9 +89,10 @@ class Reader(RaggedDrafting):
             if self.compiled_width
             else max(prefix.room for prefix in prefixes)
         )
-        logits = self.read(prefixes, 1 if self.extends else most)
-        extend = self.extend if self.extends else None
-        return guesses_of(logits, prefixes, vocabulary=self.vocabulary, extend=extend)
+        extends = self.model.extends
+        logits = self.read(prefixes, 1 if extends else most)
+        extend = self.extend if extends else None
+        return guesses_of(logits, prefixes, vocabulary=self.model.vocabulary, extend=extend)
 
     @torch.no_grad()
     def read(self, prefixes: list[Prefix], count: int) -> list[Tensor | None]:
@@ -129,23 +113,23 @@ class Reader(RaggedDrafting):
             self._reset([0] * len(prefixes))
         texts = [prefix.ids[0].to(model.stack.device) for prefix in prefixes]
         anew = 0 if model.reads_features else 1  # the newest token is read for its logits
-        self._forget(
-            [min(prefix.kept, len(ids) - anew) for prefix, ids in zip(prefixes, texts, strict=True)]
+        self._go_back(
+            texts,
+            [
+                min(prefix.kept, len(ids) - anew)
+                for prefix, ids in zip(prefixes, texts, strict=True)
+            ],
         )
-        self._drop_unused_nodes(texts)
-        old_starts = [row.begin for row in self.rows]
-        count, starts = newer_halves(texts, old_starts, count, prefixes, model.context)
-        if count < 1:
-            return [None] * len(texts)
-        if starts != old_starts:
-            self._reset(starts)
+        if model.context is not None:
+            count = min(count, model.context // 2)
+            self._start_later(texts, max(count, *(prefix.room for prefix in prefixes)))
         new = [ids[length:] for ids, length in zip(texts, self.lengths, strict=True)]
         for index, row in enumerate(self.rows):
             if not model.reads_features:
                 row.waiting = model.nothing(len(new[index]))
             if len(row.waiting) < len(new[index]):
                 new[index] = new[index][:0]
-        if not any(map(len, new)):
+        if count < 1 or not any(map(len, new)):
             return [None] * len(texts)
         while max(map(len, new)) > PIECE:  # all but the last piece of each row
             pieces = [ids[:PIECE] if len(ids) > PIECE else ids[:0] for ids in new]
@@ -156,38 +140,39 @@ class Reader(RaggedDrafting):
             row_logits if len(ids) else None for row_logits, ids in zip(logits, new, strict=True)
         ]
 
-    def _drop_unused_nodes(self, texts: list[LongTensor]) -> None:
-        """Forget guessed tokens, but for those that became text.
+    def _go_back(self, texts: list[LongTensor], kept: list[int]) -> None:
+        """Forget tokens of each row after its first `kept`, and nodes that have not become text.
 
-        Those are kept if the model reads no features: else a guessed token's features were not its
-        own.
+        Those that have are kept if the model reads no features: else a guessed token's features
+        were not its own. Ids before a row's start are read anew.
         """
-        paths = None
-        if self.nodes.columns and not self.model.reads_features:
-            paths = [
-                self.nodes.path(row, ids[length:-1].tolist())
-                for row, (ids, length) in enumerate(zip(texts, self.lengths, strict=True))
-            ]
-        self.settle(paths)
-
-    def _forget(self, lengths: list[int]) -> None:
-        """Drop the tokens of each row that were read after the first `lengths`.
-
-        Their features went with them, and ids before the start are read anew.
-        """
-        if not self.model.reads_features and any(
-            after < row.begin for after, row in zip(lengths, self.rows, strict=True)
-        ):
-            return self._reset([0] * len(lengths))
-        dropped = [
-            max(0, before - max(after, row.begin))
-            for before, after, row in zip(self.lengths, lengths, self.rows, strict=True)
-        ]
-        if any(dropped):
-            self.settle()  # nodes after forgotten tokens are no part of any text
+        reads_ids = not self.model.reads_features
+        rows = list(zip(self.rows, self.lengths, texts, kept, strict=True))
+        if reads_ids and any(after < row.begin for row, _, _, after in rows):
+            return self._reset([0] * len(texts))
+        dropped = [max(0, length - max(after, row.begin)) for row, length, _, after in rows]
+        if any(dropped):  # nodes after forgotten tokens are no part of any text
+            self.settle()
             self.cache.forget(dropped)
             for row, count in zip(self.rows, dropped, strict=True):
                 row.waiting = row.waiting[:0] if count else row.waiting
+        elif reads_ids and self.columns:
+            self.settle([row.columns_of(ids[length:-1].tolist()) for row, length, ids, _ in rows])
+        else:
+            self.settle()
+
+    def _start_later(self, texts: list[LongTensor], room: int) -> None:
+        """Read texts anew from their newer half on, once positions run out with so many guesses."""
+        half, starts = self.model.context // 2, [row.begin for row in self.rows]
+        most = self.model.context - min(room, half)
+        if all(len(ids) - start <= most for ids, start in zip(texts, starts, strict=True)):
+            return
+        logger.warning_once(
+            f"The text is longer than the {self.model.context} tokens that the drafter has "
+            "positions for: it reads the newer half of them alone, and fewer of its guesses may be "
+            "right."
+        )
+        self._reset([max(start, len(ids) - half) for ids, start in zip(texts, starts, strict=True)])
 
     def _run(self, new: list[LongTensor], count: int, rooms: list[int]) -> Tensor:
         """Read each text's next tokens, and masks after them; return logits `(B, k, V')`.
@@ -238,24 +223,41 @@ class Reader(RaggedDrafting):
                 row.waiting = torch.cat([row.waiting, made[len(made) - len(read) :]])
         return logits
 
-    @torch.no_grad()
-    def extend(
+    def _add_nodes(
+        self, tokens: list[LongTensor], parents: list[list[int]], size: int
+    ) -> tuple[ndarray, ndarray]:
+        """Add the nodes that `Extend` gets, padded to `size` columns.
+
+        Returns:
+            The columns that each new one sees, bool `(B, M, C)`, padding only itself; and the depth
+            of each column, int64 `(B, C)`.
+        """
+        first = self.columns
+        self.columns += size
+        sees: ndarray = numpy.zeros((len(tokens), size, self.columns), dtype=bool)
+        depths: ndarray = numpy.zeros((len(tokens), self.columns), dtype=numpy.int64)
+        # padding sees itself: no empty softmax
+        sees[:, range(size), range(first, self.columns)] = True
+        for index, (row, new, above) in enumerate(zip(self.rows, tokens, parents, strict=True)):
+            for offset, (token, parent) in enumerate(zip(new.tolist(), above, strict=True)):
+                ancestors = row.nodes[parent][1] if parent >= 0 else []
+                row.nodes.append((token, [*ancestors, first + offset]))
+                sees[index, offset, ancestors] = True
+            for _, columns in row.nodes:
+                depths[index, columns[-1]] = len(columns) - 1
+        return sees, depths
+
+    def read_nodes(
         self,
+        ids: LongTensor,
+        before: Tensor,
         tokens: list[LongTensor],
         parents: list[list[int]],
-        states: Sequence[Sequence[Tensor]] | None = None,
-    ) -> list[Tensor]:
-        """Read guessed tokens after the texts; as `Extend`.
-
-        Args:
-            tokens, parents: the arguments of `Extend`.
-            states: `(hidden,)` each, of their parents; default: those that this reader made of
-                them.
-        """
-        sees, depths = self.nodes.add(tokens, parents, self.width)
-        make_room(self.cache, self.nodes.columns)
-        size = sees.shape[1]
-        ids, before = self.laid_out(tokens, parents, size, states)
+    ) -> tuple[Tensor, Tensor]:
+        """Implement `RaggedDrafting.read_nodes`: each node sees its path."""
+        size = ids.shape[1]
+        sees, depths = self._add_nodes(tokens, parents, size)
+        make_room(self.cache, self.columns)
         mask, positions = self.masks["all"].inputs(
             self.cache.lengths,
             sees,
@@ -265,8 +267,22 @@ class Reader(RaggedDrafting):
             (self.model.context or sys.maxsize) - 1,
         )
         forward = compiled_method(self.model.forward_rows, size == self.width)
-        logits, made = forward(
-            self.model.text(ids, before), mask, positions, self.cache.cache, size
-        )
-        self.keep_states(tokens, made)
-        return [read[: len(new)] for read, new in zip(logits, tokens, strict=True)]
+        return forward(self.model.text(ids, before), mask, positions, self.cache.cache, size)
+
+
+def ragged_rows(padding: ndarray, size: int) -> tuple[ndarray, ndarray]:
+    """Make the mask and depths of texts' new tokens and of the masks after them.
+
+    Each row sees its text up to itself; padding sees only itself.
+
+    Args:
+        padding: int64 `(B, 1)`, how many of the rows stand before each text's first.
+        size: M.
+
+    Returns:
+        The rows that each row sees, bool `(B, M, M)`, and their depths, int64 `(B, M)`, as
+        `TreeAttention` takes them.
+    """
+    depths = numpy.arange(size) - padding
+    before = (depths[:, None] >= 0) & (depths[:, None] <= depths[:, :, None])
+    return before | numpy.eye(size, dtype=bool), depths.clip(0)

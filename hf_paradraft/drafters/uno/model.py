@@ -21,18 +21,18 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ...decoding.features import layers_of
-from ...decoding.tree_attention import attention_windows, or_sdpa
+from ...decoding.tree_attention import TreeAttention, attention_windows, or_sdpa
 from ...files import names_of, write_json
 from ...names import with_cache
+from ...notes import pair
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.drafter import FeatureKey, KeyValues
 from ..drafter import OF_TARGET
 from ..formats.files import save_tensors
 from ..formats.folder import RECORD, DrafterFolder
-from ..layers import StackMasks, last_position
-from ..pairs import pair
-from ..reading.cache import guesses_of, plain_cache
 from ..reading.context import ContextDrafting, KeyValueDrafter
+from ..reading.network import last_position, plain_cache, ragged_masks
+from ..reading.ragged import guesses_of
 from .adapter import noise_at, with_adapter
 
 DRAFTS = 5
@@ -222,10 +222,9 @@ class UnoDrafter(KeyValueDrafter):
             last = last_position(network)
             pair(self, target, network=network, shapes=_shapes(network), last_position=last)
 
-    def masks(self, offsets: list[int]) -> dict[str, StackMasks]:
+    def masks(self, offsets: list[int]) -> dict[str, TreeAttention]:
         """Make the attention masks of rows whose first cache slots hold these positions."""
-        windows = attention_windows(self.network)
-        return {"rows": StackMasks(windows, offsets, self.network.dtype, self.network.device)}
+        return {"rows": ragged_masks(self.network, offsets, attention_windows(self.network))}
 
 
 def _tensors(model: PreTrainedModel) -> set[int]:

@@ -11,16 +11,15 @@ import torch
 from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
-from ...decoding.cache import RaggedCache
-from ...decoding.features import layers_of
-from ...decoding.tree_attention import additive
-from ...protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
-from ...protocol.drafter import FeatureKey, KeyValues
-from ..feature_drafter import PADDING
-from ..formats.files import load_model, save_model
-from ..formats.folder import DrafterFolder
-from ..pairs import pair
-from ..reading.context import ContextDrafting, KeyValueDrafter
+from ..decoding.features import layers_of
+from ..decoding.tree_attention import additive
+from ..notes import pair
+from ..protocol import GuessedLogits, Observation, Prefix, SpeculationConfig
+from ..protocol.drafter import FeatureKey, KeyValues
+from .feature_drafter import PADDING
+from .formats.files import load_model, save_model
+from .formats.folder import DrafterFolder
+from .reading.context import ContextDrafting, KeyValueDrafter
 
 MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
 
@@ -51,26 +50,47 @@ class Gemma4Drafting(ContextDrafting):
     def guesses(self, newest: LongTensor, prefixes: list[Prefix]) -> list[GuessedLogits]:
         """Implement `ContextDrafting.guesses`: one token after each row, and more by `extend`."""
         before = [self.nothing if row.newest is None else row.newest for row in self.rows]
-        logits, states = self._read(newest[:, None], torch.stack(before)[:, None])
+        logits, states = self.read_nodes(newest[:, None], torch.stack(before)[:, None])
         for row, state in zip(self.rows, states[:, 0], strict=True):
             row.states = [state]
         return [GuessedLogits(guess, extend=self.extend) for guess in logits]
 
-    @torch.no_grad()
-    def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
-        """Read guessed tokens, each with the state after its parent; as `Extend`."""
-        ids, before = self.laid_out(tokens, parents, max(map(len, tokens)))
-        logits, states = self._read(ids, before)
-        self.keep_states(tokens, states)
-        return [guess[: len(new)] for guess, new in zip(logits, tokens, strict=True)]
+    def read_nodes(self, ids: LongTensor, before: Tensor, *nodes: Any) -> tuple[Tensor, Tensor]:
+        """Implement `RaggedDrafting.read_nodes`: no node sees another; all stand in one place."""
+        network, table = self.model.network, self.model.table
+        ends = torch.tensor(self.lengths, device=network.device)[:, None]
+        embedded = table(ids.to(next(table.parameters()).device))
+        embedded = embedded.to(network.device, network.dtype)
+        layers = dict(zip(self.model.shapes, self.cache.cache.layers, strict=True))
+        outputs = network.model(
+            inputs_embeds=network.pre_projection(
+                torch.cat([embedded, before.to(embedded)], dim=-1)
+            ),
+            attention_mask=self._seen(),
+            position_ids=ends.expand_as(ids),
+            shared_kv_states={kind: (layer.keys, layer.values) for kind, layer in layers.items()},
+            use_cache=False,
+            # of an int 5.24 slices inputs of layers, which these have not
+            logits_to_keep=torch.arange(ids.shape[1], device=ids.device),
+        )
+        states = outputs.last_hidden_state
+        after = network.post_projection(states)
+        if network.masked_embedding is None:
+            return network.lm_head(states), after
+        logits = network.masked_embedding(states, network.lm_head.weight)
+        # Tokens of other centroids all have one logit, below any other: they are not guessed.
+        return logits.masked_fill(logits == logits.min(), -torch.inf), after
 
-    def _read(self, ids: LongTensor, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute logits `(B, M, V)` and states `(B, M, d_t)` after tokens `(B, M)`.
-
-        Each token is read with the state of the token before it.
-        """
-        positions = torch.tensor(self.lengths, device="cpu")[:, None].expand_as(ids)
-        return self.model.read(ids, before, positions, self.cache)
+    def _seen(self) -> dict[str, Tensor]:
+        """Make additive masks `(B, 1, 1, slots)` of the cache, by kind of layer."""
+        network, lengths = self.model.network, self.cache.lengths
+        slots = torch.arange(max(lengths), device=network.device)
+        ends = torch.tensor(lengths, device=network.device)[:, None]
+        seen = slots < ends
+        # transformers' own masks reach as far back, measured from the last key.
+        near = seen & (slots >= ends - 1 - network.config.get_text_config().sliding_window)
+        rows = {kind: near if kind == "sliding_attention" else seen for kind in self.model.shapes}
+        return {kind: additive(row, network.dtype)[:, None, None] for kind, row in rows.items()}
 
 
 class Gemma4Drafter(KeyValueDrafter):
@@ -85,6 +105,7 @@ class Gemma4Drafter(KeyValueDrafter):
         speculation_config: default: as for other drafters.
 
     Attributes:
+        model: transformers' model.
         table: the embedding of the target that this is a view of.
     """
 
@@ -97,7 +118,8 @@ class Gemma4Drafter(KeyValueDrafter):
     table: torch.nn.Module = None
 
     def __init__(self, model: PreTrainedModel, speculation_config: SpeculationConfig | None = None):
-        self.network, self.speculation_config = model, speculation_config or SpeculationConfig()
+        self.model = self.network = model
+        self.speculation_config = speculation_config or SpeculationConfig()
         layers = {layer.self_attn.layer_type: layer.self_attn for layer in model.model.layers}
         heads = model.config.get_text_config().num_attention_heads
         self.shapes = {
@@ -116,7 +138,7 @@ class Gemma4Drafter(KeyValueDrafter):
 
         Args:
             folder: the folder with its files.
-            kwargs: arguments of `AutoModelForCausalLM.from_pretrained`, and `speculation_config`.
+            kwargs: arguments of `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
             OSError, ValueError: it is damaged, incomplete, or something else.
@@ -126,16 +148,10 @@ class Gemma4Drafter(KeyValueDrafter):
                 f"{folder} holds no {cls.title}: its model_type is none of "
                 f"{', '.join(MODEL_TYPES)}."
             )
-        config = folder.config
-        chosen = config.get("centroid_intermediate_top_k", 32)
-        all_of_them = config.get("num_centroids", 2048)
-        if config.get("use_ordered_embeddings") and chosen > all_of_them:
-            raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
-        wanted = kwargs.pop("speculation_config", None)
         model = load_model(folder.path, **kwargs)
         _check_centroids(model, folder.path)
         saved = folder.provenance.get("speculation_config")
-        return cls(model, wanted or SpeculationConfig.from_saved(saved))
+        return cls(model, SpeculationConfig.from_saved(saved))
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""
@@ -156,14 +172,9 @@ class Gemma4Drafter(KeyValueDrafter):
         ]
 
     @property
-    def model(self) -> PreTrainedModel:
-        """The assistant, as transformers loads it."""
-        return self.network
-
-    @property
     def device(self) -> torch.device:
         """The device of its weights."""
-        return self.network.device
+        return self.model.device
 
     def sources(self, target: PreTrainedModel) -> dict[str, int]:
         """Find the target's layers whose keys and values are read, by kind.
@@ -197,10 +208,10 @@ class Gemma4Drafter(KeyValueDrafter):
                 f"{who} reads states of {self.network.config.backbone_hidden_size} numbers, and "
                 f"the target's have {config.hidden_size}: it was made for another target."
             )
-        if abs(self.network.config.get_text_config().vocab_size - config.vocab_size) > PADDING:
+        vocab_size = self.network.config.get_text_config().vocab_size
+        if abs(vocab_size - config.vocab_size) > PADDING:
             raise ValueError(
-                f"{who} guesses {self.network.config.get_text_config().vocab_size} ids, and the "
-                f"target has {config.vocab_size}."
+                f"{who} guesses {vocab_size} ids, and the target has {config.vocab_size}."
             )
         layers, sources = layers_of(target), self.sources(target)
         for kind, (heads, size, _) in self.shapes.items():
@@ -217,72 +228,21 @@ class Gemma4Drafter(KeyValueDrafter):
         super().attach(target)
 
     def masks(self, offsets: list[int]) -> dict[str, Any]:
-        """Return no masks, for rows have none of their own: `_masks` makes those of a forward."""
+        """Return no masks, for rows have none of their own: a forward makes them."""
         return {}
-
-    def _masks(self, lengths: list[int], size: int) -> dict[str, Tensor]:
-        """Hide the slots of the cache that a row's queries do not see, by kind of layer.
-
-        The masks are additive, `(B, 1, size, slots)`, for `size` queries after each row.
-        """
-        window = self.network.config.get_text_config().sliding_window
-        slots = torch.arange(max(lengths), device=self.network.device)
-        ends = torch.tensor(lengths, device=self.network.device)[:, None]
-        seen = slots < ends
-        # transformers' own masks reach as far back, measured from the last key.
-        near = seen & (slots >= ends - 1 - window)
-        by_kind = {kind: near if kind == "sliding_attention" else seen for kind in self.shapes}
-        return {
-            kind: additive(rows[:, None, None].expand(-1, 1, size, -1), self.network.dtype)
-            for kind, rows in by_kind.items()
-        }
-
-    def read(
-        self, ids: LongTensor, before: Tensor, positions: LongTensor, cache: RaggedCache
-    ) -> tuple[Tensor, Tensor]:
-        """Guess the tokens after some tokens, each a row of its own.
-
-        Args:
-            ids: int64 `(B, M)`.
-            before: `(B, M, d_t)`: the target's state of the token before, or one of these states.
-            positions: int64 `(B, M)`, of the texts' last tokens.
-            cache: the target's keys and values.
-
-        Returns:
-            Logits `(B, M, V)`, and states `(B, M, d_t)`.
-        """
-        embedded = self.table(ids.to(next(self.table.parameters()).device)).to(
-            self.network.device, self.network.dtype
-        )
-        inputs = self.network.pre_projection(torch.cat([embedded, before.to(embedded)], dim=-1))
-        layers = dict(zip(self.shapes, cache.cache.layers, strict=True))
-        outputs = self.network.model(
-            inputs_embeds=inputs,
-            attention_mask=self._masks(cache.lengths, ids.shape[1]),
-            position_ids=positions.to(self.network.device),
-            shared_kv_states={kind: (layer.keys, layer.values) for kind, layer in layers.items()},
-            use_cache=False,
-            # of an int 5.24 slices inputs of layers, which these have not
-            logits_to_keep=torch.arange(ids.shape[1], device=ids.device),
-        )
-        states = outputs.last_hidden_state
-        if self.network.masked_embedding is None:
-            return self.network.lm_head(states), self.network.post_projection(states)
-        logits = self.network.masked_embedding(states, self.network.lm_head.weight)
-        # Tokens of other centroids all have one logit, below any other: they are not guessed.
-        return logits.masked_fill(logits == logits.min(), -torch.inf), self.network.post_projection(
-            states
-        )
 
 
 def _check_centroids(model: PreTrainedModel, folder: Path) -> None:
-    """Refuse an assistant whose centroids do not share all tokens out, each once.
+    """Refuse an assistant that cannot choose its centroids, or whose tokens are not all theirs.
 
     Raises:
-        OSError: they do not.
+        OSError: they do not share all tokens out, each once.
+        ValueError: it chooses more of them than it has.
     """
     if (head := model.masked_embedding) is None:
         return
+    if model.config.centroid_intermediate_top_k > model.config.num_centroids:
+        raise ValueError(f"{folder} chooses more centroids than it has: download it again.")
     tokens = head.token_ordering.flatten().long().cpu()
     if not torch.equal(tokens.sort().values, torch.arange(len(tokens))):
         raise OSError(
