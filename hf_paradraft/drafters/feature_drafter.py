@@ -382,8 +382,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         Raises:
             ValueError: it guesses fewer tokens, or features are missing.
         """
-        self._check_count(num_draft_tokens or 0)
         count = num_draft_tokens or self.speculation_config.num_draft_tokens
+        self._check_count(count)
         drafting = self.drafting(SpeculationConfig(), 0)
         return drafting.logits_after_texts(input_ids.to(self.device), features, count)
 

@@ -378,3 +378,17 @@ def test_every_kind_knows_the_same_arguments(kind, tmp_path):
         tmp_path, use_safetensors=True, dtype="float16", device_map="cpu"
     )
     assert type(drafter).kind == DRAFTERS[kind, "qwen3"].kind
+
+
+def test_a_wrong_number_is_told_before_anything_is_read():
+    """Layers that the user sets, and guesses that are configured beyond those of a drafter."""
+    target = tiny_model("llama", num_hidden_layers=7)
+    eagle3 = hf_paradraft.Eagle3Drafter.from_target(target)
+    eagle3.features = (1, 3)
+    with pytest.raises(ValueError, match="reads 3 layers, not 2"):
+        eagle3.attach(target)
+    masks = hf_paradraft.ParallelSpecDrafter.from_target(target, num_masks=2)
+    masks.attach(target)
+    masks.speculation_config = hf_paradraft.SpeculationConfig(8)
+    with pytest.raises(ValueError, match="8"):
+        masks.draft_logits(torch.tensor([[1, 2, 3]]))

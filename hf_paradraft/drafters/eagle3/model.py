@@ -118,9 +118,14 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""
+        features = self.features_of(target)
+        if len(features) != self.config.num_features:
+            raise ValueError(
+                f"This {self.title} reads {self.config.num_features} layers, not {len(features)}."
+            )
         super().attach(target)
         if self.features == self.settled:
-            self.features = self.settled = self.features_of(target)
+            self.features = self.settled = features
 
     def features_of(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """Implement `FeatureDrafter.features_of`: those of the file or the user, or the default.

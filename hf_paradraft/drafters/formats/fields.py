@@ -55,8 +55,8 @@ def block_size(said: Said) -> int:
     Raises:
         ValueError: none are named, or a single one.
     """
-    size = said("block_size", "xpress_block_size", default=0)
-    if size < 2:
+    sizes = [said(name, default=0) for name in ("block_size", "xpress_block_size")]
+    if (size := next((size for size in sizes if size >= 2), None)) is None:
         raise ValueError(
             "The drafter's config has no block_size of at least 2: save or download it again."
         )

@@ -167,6 +167,8 @@ def brought_layers(
             raise ValueError(f"{folder / INDEX} does not say which file holds which tensor.")
     else:
         folder = _with_file(name, WHOLE, revision, token)
+        if not (folder / WHOLE).exists():
+            raise OSError(f"{name} has no safetensors, in which MTP layers would be looked for.")
         files = dict.fromkeys(names_of(folder / WHOLE), WHOLE)
     if (brought := mtp_tensors(files, num_layers)) is None:
         return None

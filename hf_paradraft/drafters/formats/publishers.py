@@ -38,6 +38,8 @@ DEEPSPECS = {
     "Gemma4DSparkModel": DFLASH,
     "Qwen35DSparkModel": DSPARK,
 }
+# z-lab's and SpecForge's that name their layers at the top in some exports
+AT_TOP = "DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3XPressModel"
 MUSE = "muse_glimmer_assistant"
 LISTED = "eagle_aux_hidden_state_layer_ids"
 
@@ -170,7 +172,7 @@ DEEPSPEC = Layout(
         or (
             "target_layer_ids" in config
             and PART not in config
-            and architecture(config) not in ZLABS
+            and architecture(config) not in AT_TOP
         )
     ),
     {
@@ -180,6 +182,7 @@ DEEPSPEC = Layout(
         "causal": lambda said: said.kinds if said("dflash_query_causal") else (),
         "softcap": key("final_logit_softcapping"),
     },
+    described=lambda config: config,
     classes=DEEPSPECS,
 )
 TRANSFORMERS = Layout(
