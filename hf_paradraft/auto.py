@@ -86,7 +86,7 @@ def fitting(target: PreTrainedModel | str | Path, **kwargs: Any) -> tuple[Drafte
     elif "dtype" not in kwargs:
         kwargs["dtype"] = model.dtype
         if model.device.type != "cpu":
-            kwargs["device_map"] = model.device
+            kwargs.setdefault("device_map", model.device)
     for ancestor in _ancestors(name):
         for published in (row["drafter"] for row in PUBLISHED if ancestor in row["targets"]):
             try:

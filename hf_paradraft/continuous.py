@@ -200,7 +200,7 @@ def continuous_batching(
                 group.append(waiting.popleft())
             if group:
                 texts = [torch.tensor(prompt, device=target.device) for _, prompt in group]
-                ids = pad_sequence(texts, True, options["pad_token_id"], "left")
+                ids = pad_sequence(texts, True, options["pad_token_id"] or 0, "left")
                 mask = pad_sequence([torch.ones_like(text) for text in texts], True, 0, "left")
                 joining = begin(target, ids, drafter or NoDrafter(), attention_mask=mask, **options)
                 open_ += [

@@ -172,6 +172,8 @@ class Memory:
             with safe_open(Path(file).expanduser(), framework="pt") as opened:
                 tokens, said = opened.get_tensor("tokens"), opened.metadata() or {}
             memory = cls(int(said["max_tokens"]), remember)
+            if tokens.ndim != 1 or tokens.is_floating_point():
+                raise ValueError(f"{tokens.dtype} of shape {tuple(tokens.shape)}")
             ends = [-1, *(tokens == END).nonzero()[:, 0].tolist(), len(tokens)]
             for before, end in pairwise(ends):
                 memory.add(tokens[before + 1 : end])

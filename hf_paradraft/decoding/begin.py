@@ -127,8 +127,9 @@ def _begin(
         Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context)
         for row in range(batch_size)
     ]
-    # tokens that the cache already held have no features, or the drafter knows them
-    first = held or begin - (config.draft_window or begin)
+    # Tokens that the cache already held have no features, and those before the window are not
+    # shown. A drafter that knows the former goes on from them.
+    first = held if terms.read else max(held, begin - (config.draft_window or begin))
     for sequence in sequences:
         sequence.observed = max(0, first - sequence.padding)
     _warn_of_limits(

@@ -66,7 +66,7 @@ def push_drafter(
         for pattern in {*PUBLISHED} - {*left_out}:
             for file in folder.glob(pattern):
                 check_whole(file)
-                shutil.copy2(file, whole)
+                shutil.copyfile(file, whole / file.name)
         if (adapter := whole / "adapter_config.json").exists():
             config = read_json(adapter)
             config["base_model_name_or_path"] = hub_name(config.get("base_model_name_or_path"))
@@ -237,7 +237,11 @@ def push_recipe(repo_id: str, private: bool | None = None) -> CommitInfo:
     with tempfile.TemporaryDirectory() as name:
         whole = Path(name)
         shutil.copytree(
-            shipped("hub_cards") / "recipe", whole, dirs_exist_ok=True, ignore=NO_CACHES
+            shipped("hub_cards") / "recipe",
+            whole,
+            ignore=NO_CACHES,
+            copy_function=shutil.copyfile,  # a mode may forbid to write a card
+            dirs_exist_ok=True,
         )
         _name_in_card(whole, "REPO_ID", repo_id)
         return upload(whole, repo_id, "model", private, commit_message="Upload recipe")
@@ -252,7 +256,7 @@ def push_space(repo_id: str, private: bool | None = None) -> CommitInfo:
         whole = Path(name)
         for pattern in SPACE:
             for file in shipped("spaces").glob(pattern):
-                shutil.copy2(file, whole)
+                shutil.copyfile(file, whole / file.name)
         shutil.copytree(Path(__file__).parents[1], whole / "hf_paradraft", ignore=NO_CACHES)
         _name_in_card(whole, 'Client("user/name")', f'Client("{repo_id}")')
         return upload(

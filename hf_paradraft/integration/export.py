@@ -163,13 +163,10 @@ def _export_pard(
     replace_model(output, save)
     remark = ""
     if bare:
-        remark = (
-            f"# It came without {PICKLE}: it can only draft without the target's features, with "
-            "target_independent=True.\n"
-        )
+        remark = f"# It came without {PICKLE}: it can only draft without the target's features.\n"
     if not target and engine != Engine.transformers:
         remark = "# The vocabulary's size was not checked: --target was not given.\n"
-    return remark + _command(engine, target or "TARGET", output, drafter)
+    return remark + _command(engine, target or "TARGET", output, drafter, bare)
 
 
 def _match_vocabulary(drafter: Any, wanted: int, engine: Engine, pad: bool) -> None:
@@ -189,7 +186,7 @@ def _match_vocabulary(drafter: Any, wanted: int, engine: Engine, pad: bool) -> N
     drafter.resize_token_embeddings(wanted, mean_resizing=False)
 
 
-def _command(engine: Engine, target: str, output: Path, drafter: Any) -> str:
+def _command(engine: Engine, target: str, output: Path, drafter: Any, bare: bool) -> str:
     num_draft_tokens = drafter.speculation_config.num_draft_tokens
     if engine == Engine.vllm:
         options = {"method": "draft_model", "parallel_drafting": True, "model": str(output)}
@@ -203,6 +200,6 @@ def _command(engine: Engine, target: str, output: Path, drafter: Any) -> str:
             f'llm = LLM("{target}", speculative_config=speculation)'
         )
     return (
-        f'drafter = AutoDrafter.from_pretrained("{output}")\n'
+        f'drafter = AutoDrafter.from_pretrained("{output}"{", target_independent=True" * bare})\n'
         "target.generate(**inputs, assistant_model=drafter)"
     )

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
 from tiny import ARCHITECTURES, CACHE, EOS, Oracle, tiny_model
-from transformers import AutoModelForCausalLM, Gemma3TextConfig, Qwen3NextConfig
+from transformers import AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, Qwen3NextConfig
 
 import hf_paradraft
 from hf_paradraft.decoding.features import Features
+from hf_paradraft.drafters.reading.reader import Reader as RaggedReader
 
 TARGETS = {name: tiny_model(name) for name in ARCHITECTURES}
 KEYS = (-1, 0, 1, "normed")
@@ -327,3 +328,25 @@ def test_a_window_leaves_out_the_beginnings_of_long_prompts(kind, monkeypatch):
         read = [part for round_ in shown[:rounds] for part in round_]
         assert min(begin for begin, _ in read[::2]) == 14
         assert [sum(count for _, count in rows) for rows in (read[::2], read[1::2])] == [7, 4]
+
+
+def test_a_window_leaves_out_what_a_callers_cache_does_not_hold(monkeypatch):
+    target = tiny_model("llama", num_hidden_layers=7)
+    drafter = hf_paradraft.Eagle3Drafter.from_target(target)
+    drafter.speculation_config.draft_window = 5
+    begins, begin = [], RaggedReader.begin
+
+    def note(self, rows):
+        begins.append(rows)
+        begin(self, rows)
+
+    monkeypatch.setattr(RaggedReader, "begin", note)
+    ids = torch.randint(3, 30, (1, 40), generator=torch.Generator().manual_seed(0))
+    for held, first in (2, 35), (38, 38):
+        cache = DynamicCache()
+        target(ids[:, :held], **{CACHE: cache})
+        begins.clear()
+        target.generate(
+            ids, assistant_model=drafter, max_new_tokens=4, do_sample=False, **{CACHE: cache}
+        )
+        assert begins == [[first]]

@@ -159,6 +159,8 @@ def test_another_file_is_no_memory(tmp_path):
         "scalar": (torch.tensor(3), "64"),
         "word": (torch.tensor([3]), "x"),
         "floats": (torch.tensor([0.5]), "64"),
+        "no floats": (torch.tensor([]), "64"),
+        "pairs": (torch.tensor([[1, -1], [2, -1]]), "64"),
     }
     for name, (tokens, most) in odd.items():
         save_file({"tokens": tokens}, tmp_path / name, metadata={"max_tokens": most})

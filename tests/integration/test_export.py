@@ -104,7 +104,9 @@ def test_pard2_projections_become_safetensors(source, tmp_path):
     with pytest.raises(OSError, match="read safely"):
         export(source, tmp_path / "junk", Engine.transformers)
     (source / "warp_model.bin").unlink()
-    assert "without the target's features" in export(source, tmp_path / "bare", Engine.transformers)
+    said = export(source, tmp_path / "bare", Engine.transformers)
+    assert "without the target's features" in said
+    assert "target_independent=True)" in said
 
 
 def test_the_export_command_says_how_to_serve(source, tmp_path):
