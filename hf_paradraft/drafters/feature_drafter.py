@@ -109,7 +109,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         FeatureDrafter.__init__(self, config, config.features or (), layers.hidden_size, vocabulary)
         self.target_hidden_size = config.target_hidden_size
         self.target_layers, self.mask_token = config.target_layers, config.mask_token_id
-        self.softcap, self.raw_target = config.softcap, config.raw_target
+        self.softcap, self.logit_scale = config.softcap, config.logit_scale
+        self.raw_target = config.raw_target
         self.fc = nn.Linear(
             config.num_features * config.target_hidden_size, layers.hidden_size, bias=False
         )

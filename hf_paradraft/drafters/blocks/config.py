@@ -4,33 +4,23 @@ settled when it is loaded.
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any
-
-from transformers import PreTrainedConfig
 
 from ...protocol.drafter import FeatureKey
 from ..formats.layout import DrafterConfig
 
 
 class BlockConfig(DrafterConfig):
-    """A drafter of blocks.
+    """A drafter of blocks, whose layers are Qwen3's, Llama's or Gemma 4's.
 
     Attributes:
-        layers: the config of its own transformer layers, Qwen3's, Llama's or Gemma 4's.
-        in_pairs: the file's rotary embedding turns neighbours; the loaded layers turn halves, as
-            `neighbours_to_halves` has it.
         features: the features that it reads.
         block_size: B, rows of a block, the newest token's included.
         mask_token_id: the id that the other rows have.
         fill_in: row `k` guesses the token at its own place, so the first guesses none; else the one
             after it.
-        target_hidden_size: d_t.
-        target_layers: L, if the file says so.
         causal: kinds of layers whose rows see only those before them in the block.
         window_from_anchor: sliding windows are counted from the newest token, not from each row.
-        vocab_size: V of the target.
-        draft_vocab_size: V', if it is smaller.
         markov_rank, markov_type: rank and type of the head that looks at the token before; rank 0:
             there is none.
         confidence, confidence_with_markov: whether it says how sure it is, and knows the token
@@ -41,25 +31,15 @@ class BlockConfig(DrafterConfig):
             selector or DSpine chooses among.
         transfer_rank, message_size: sizes of DSpine's codes and messages.
         refiner_rank, refiner_size: rank of XPress's refiner, and width of its SwiGLU.
-        softcap, embedding_scale, logit_scale: its own values, instead of the target's.
-        raw_target: the target's table and head are used as they are, without the target's own
-            scales and cap.
-        layout: the publisher whose layout it is.
-        notes: assumptions made in reading, for people.
+        embedding_scale: the factor of embeddings.
     """
 
-    layers: PreTrainedConfig
     features: tuple[FeatureKey, ...]
     block_size: int
     mask_token_id: int
     fill_in: bool
-    target_hidden_size: int
-    target_layers: int | None = None
-    in_pairs: bool = False
     causal: tuple[str, ...] = ()
     window_from_anchor: bool = False
-    vocab_size: int = 0
-    draft_vocab_size: int | None = None
     markov_rank: int = 0
     markov_type: str = "vanilla"
     confidence: bool = False
@@ -72,12 +52,7 @@ class BlockConfig(DrafterConfig):
     refiner_size: int = 0
     transfer_rank: int = 0
     message_size: int = 0
-    softcap: float | None = None
     embedding_scale: float = 1.0
-    logit_scale: float | None = None
-    raw_target: bool = False
-    layout: str = "speculators"
-    notes: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def num_drafts(self) -> int:

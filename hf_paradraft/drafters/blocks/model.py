@@ -94,7 +94,6 @@ class DFlashDrafter(FeatureDrafter):
                 f"This {self.title} has layers of Llama with and without windows, which are not "
                 "served together."
             )
-        self.logit_scale = config.logit_scale
         self.speculation_config = SpeculationConfig(config.num_drafts)
         self.add_parts(config)
         self.eval()

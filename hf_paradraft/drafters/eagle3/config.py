@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import field
 from typing import Any
 
-from transformers import LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import LlamaConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
@@ -16,49 +15,28 @@ from ..layers import sizes_of
 class Eagle3Config(DrafterConfig):
     """An autoregressive head on fused features, or its parallel relative.
 
+    Its layers are Llama's, Qwen3's or Gemma 4's; the first one reads twice the width.
+
     Attributes:
-        layers: the config of its own layers, Llama's, Qwen3's or Gemma 4's; the first one reads
-            twice the width.
         features: the features that it reads; None: the default for the target's number of layers.
         ambiguous: a list of layers of which the file does not say how it counts; settled by the
             number of the target's layers.
-        target_hidden_size: d_t.
-        target_layers: L, if it is written.
-        vocab_size: V of the target.
-        draft_vocab_size: V', where it is smaller.
         norm_before_residual: the normed features go around attention, instead of the raw ones.
         norm_before_fc: one norm over all features.
         fc_norm: one norm for each.
         norm_output: the state that is fed back is the normed one.
         mask_token_id: P-EAGLE's; None for EAGLE-3.
         num_draft_tokens: K as trained, if it is written.
-        softcap: the cap of its own logits.
-        in_pairs: the file's rotary embedding turns neighbours; the loaded weights turn halves, as
-            `neighbours_to_halves` has it.
-        raw_target: the target's table and head are used as they are, without the target's own
-            scales and cap.
-        layout: the publisher's name.
-        notes: assumptions, as (name, value) pairs.
     """
 
-    layers: PreTrainedConfig
-    target_hidden_size: int
-    vocab_size: int
     features: tuple[FeatureKey, ...] | None = None
     ambiguous: tuple[FeatureKey, ...] | None = None
-    target_layers: int | None = None
-    draft_vocab_size: int | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
     mask_token_id: int | None = None
     num_draft_tokens: int | None = None
-    softcap: float | None = None
-    in_pairs: bool = False
-    raw_target: bool = False
-    layout: str = "speculators"
-    notes: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def num_features(self) -> int:

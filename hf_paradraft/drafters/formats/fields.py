@@ -115,14 +115,14 @@ def _with_markov(said: Said) -> bool:
     return bool(rank and wanted)
 
 
-LAYERS = {
+COMMON = {
     "layers": lambda said: said.layers,
     "in_pairs": lambda said: paired(said.described, said.layers),
-}
-BLOCKS = {
-    **LAYERS,
     "target_hidden_size": lambda said: said("target_hidden_size") or said.layers.hidden_size,
     "target_layers": key("num_target_layers"),
+}
+BLOCKS = {
+    **COMMON,
     "vocab_size": lambda said: said.layers.vocab_size,
     "draft_vocab_size": lambda said: _smaller(said("draft_vocab_size"), said.layers.vocab_size),
     "block_size": block_size,
@@ -177,13 +177,11 @@ def _softcap(said: Said) -> float | None:
 
 
 EAGLE3_FIELDS = {
-    **LAYERS,
-    "target_hidden_size": BLOCKS["target_hidden_size"],
+    **COMMON,
     "vocab_size": lambda said: said("vocab_size") or said.layers.vocab_size,
     "draft_vocab_size": lambda said: _smaller(
         said("draft_vocab_size"), said("vocab_size") or said.layers.vocab_size
     ),
-    "target_layers": key("num_target_layers"),
     "norm_before_residual": lambda said: bool(said("norm_before_residual")),
     "norm_before_fc": _norm("norm_before_fc", "input_norm.weight"),
     "fc_norm": _norm("fc_norm", "fc_norm.0.weight"),

@@ -22,9 +22,38 @@ PARD2 = "PARD-2 drafter"
 
 
 class DrafterConfig(PreTrainedConfig):
-    """The fields of a drafter's config, which layouts fill in, and no others."""
+    """The fields of a drafter's config, which layouts fill in, and no others.
+
+    These are the fields that the families have in common.
+
+    Attributes:
+        layers: the config of its own transformer layers.
+        in_pairs: the file's rotary embedding turns neighbours; the loaded layers turn halves, as
+            `neighbours_to_halves` has it.
+        target_hidden_size: d_t.
+        target_layers: L, if the file says so.
+        vocab_size: V of the target.
+        draft_vocab_size: V', if it is smaller.
+        softcap, logit_scale: cap and scale of its logits, instead of the target's.
+        raw_target: the target's table and head are used as they are, without the target's own
+            scales and cap.
+        layout: the publisher whose layout it is.
+        notes: assumptions made in reading, as (name, value) pairs for people.
+    """
 
     has_no_defaults_at_init = True
+
+    layers: PreTrainedConfig
+    target_hidden_size: int
+    vocab_size: int
+    in_pairs: bool = False
+    target_layers: int | None = None
+    draft_vocab_size: int | None = None
+    softcap: float | None = None
+    logit_scale: float | None = None
+    raw_target: bool = False
+    layout: str = "speculators"
+    notes: list[tuple[str, str]] = field(default_factory=list)
 
     def __post_init__(self, **kwargs: Any) -> None:
         if kwargs:

@@ -11,13 +11,12 @@ from transformers import AutoConfig, PreTrainedConfig
 from ...outer_names import experts_of
 from ..formats.fields import proposed_tokens
 from ..formats.keys import check_described
-from ..formats.layout import DrafterConfig
 from ..formats.speculators import layer_config
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
 
-class MtpConfig(DrafterConfig):
+class MtpConfig(PreTrainedConfig):
     """MTP layers.
 
     Attributes:
@@ -28,6 +27,8 @@ class MtpConfig(DrafterConfig):
         num_draft_tokens: K as trained, if it is written.
         layout: the publisher whose names the tensors had.
     """
+
+    has_no_defaults_at_init = True
 
     target: PreTrainedConfig
     num_layers: int = 1
