@@ -124,7 +124,8 @@ class SavedDrafter(Drafter, ABC):
         """
         if ignore_keys := kwargs.pop("ignore_keys", ()):
             folder.config = without(folder.config, ignore_keys)
-        drafter = cls.read_folder(folder)
+        drafter: Any = cls.read_folder(folder)
+        drafter.eval()
         drafter.paradraft = folder.provenance
         if saved := drafter.paradraft.get("speculation_config"):
             drafter.speculation_config = SpeculationConfig.from_saved(saved)
@@ -171,7 +172,7 @@ class SavedDrafter(Drafter, ABC):
         elif isinstance(device_map, dict):
             device_map = next(iter(device_map.values()), None)
         try:
-            self.to(device=device_map, dtype=dtype).eval()
+            self.to(device=device_map, dtype=dtype)
         except (RuntimeError, TypeError) as error:
             raise ValueError(
                 f"The {self.title} cannot go to device {device_map!r} and dtype {dtype}: {error}"

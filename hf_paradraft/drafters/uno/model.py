@@ -181,10 +181,6 @@ class UnoDrafter(KeyValueDrafter):
         """List its rank."""
         return [("rank", config.get("r", "?"))]
 
-    def eval(self) -> Self:
-        """Return itself, for drafting knows no training mode."""
-        return self
-
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast the adapter, as `Tensor.to`, and return the drafter.
 
