@@ -33,7 +33,7 @@ from .formats.files import (
     weights_in,
 )
 from .formats.folder import DrafterFolder
-from .formats.layout import Layout, matching
+from .formats.layout import Layout
 from .formats.speculators import speculators_section
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 
@@ -163,7 +163,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         """
         make: Any = cls.config_class
         names = cls.by_our_names(dict.fromkeys(tensors))
-        return make(**matching(cls.layouts, config).read(config, names))
+        layout = next(layout for layout in cls.layouts if layout.when(config))
+        return make(**layout.read(config, names))
 
     @classmethod
     def by_our_names(cls, tensors: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import nn
 from ..drafters import kind_of
 from ..drafters.feature_drafter import FeatureDrafter
 from ..drafters.formats.folder import DrafterFolder
-from ..drafters.formats.identify import PARD2
+from ..drafters.formats.layout import PARD2
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.pard2 import FILE, PICKLE
 from ..files import local_folder

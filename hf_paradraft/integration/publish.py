@@ -10,8 +10,7 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 
 from ..drafters import kind_of
 from ..drafters.drafter import SavedDrafter
-from ..drafters.formats.folder import DrafterFolder
-from ..drafters.formats.identify import identify
+from ..drafters.formats.folder import DrafterFolder, identify
 from ..drafters.formats.native import parameter_counts
 from ..drafters.formats.values import provenance_of
 from ..drafters.mtp.model import MtpDrafter

@@ -197,7 +197,7 @@ def test_a_layout_is_one_object(monkeypatch, load):
     """As docs/add-a-drafter.md has it: the drafter is z-lab's, word for word in another's words."""
     layouts = (ACME, *hf_paradraft.DFlashDrafter.layouts)
     monkeypatch.setattr(hf_paradraft.DFlashDrafter, "layouts", layouts)
-    monkeypatch.setattr("hf_paradraft.drafters.formats.identify.BLOCK_LAYOUTS", layouts)
+    monkeypatch.setattr("hf_paradraft.drafters.formats.folder.BLOCK_LAYOUTS", layouts)
     made, tensors = zlab(architectures=["AcmeBlocks"])
     tensors["mixer.weight"] = tensors.pop("fc.weight")
     nested = made.pop("dflash_config")

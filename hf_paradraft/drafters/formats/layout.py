@@ -3,7 +3,7 @@ called.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -106,11 +106,6 @@ class Layout:
         }
         check_keys(said)
         return {"layout": self.name, **values}
-
-
-def matching(layouts: Sequence[Layout], config: Mapping[str, Any]) -> Layout:
-    """Choose the layout that a config is written in; the last one takes all others."""
-    return next(layout for layout in layouts if layout.when(config))
 
 
 @dataclass

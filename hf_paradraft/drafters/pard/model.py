@@ -20,8 +20,7 @@ from ...outer_names import innermost
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..drafter import SavedDrafter
-from ..formats.folder import ADAPTER, DrafterFolder
-from ..formats.identify import refuse_foreign
+from ..formats.folder import ADAPTER, DrafterFolder, refuse_foreign
 from ..formats.layout import PARD2
 from ..formats.values import provenance_of, transformers_config
 from ..reading.causal import (
