@@ -79,7 +79,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     @classmethod
     def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> AutoregressiveDrafter:
-        """Load a folder's causal LM as a drafter, with its saved `speculation_config` if any.
+        """Load a folder's causal LM as a drafter.
 
         Args:
             folder: the folder with its files.
@@ -88,11 +88,7 @@ class AutoregressiveDrafter(SavedDrafter):
         Raises:
             OSError, ValueError: it is damaged, incomplete, or cannot draft so.
         """
-        options = folder.provenance.get("speculation_config") if cls.recognises(folder) else None
-        return cls(
-            load_model(folder.path, **kwargs),
-            None if options is None else SpeculationConfig.from_saved(options),
-        )
+        return cls(load_model(folder.path, **kwargs))
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:

@@ -127,8 +127,6 @@ class SavedDrafter(Drafter, ABC):
         drafter: Any = cls.read_folder(folder)
         drafter.eval()
         drafter.paradraft = folder.provenance
-        if saved := drafter.paradraft.get("speculation_config"):
-            drafter.speculation_config = SpeculationConfig.from_saved(saved)
         return drafter.configured(**kwargs)
 
     def configured(
@@ -297,7 +295,7 @@ class SavedDrafter(Drafter, ABC):
         if cls.is_adapter:
             library, relation = "peft", "adapter"
             given = config.get("base_model_name_or_path")
-            provenance = provenance_of({"paradraft": folder.record} if folder.record else config)
+            provenance = provenance_of({"paradraft": folder.record})
         elif cls.has_tokenizer:
             library = "transformers"
         return CardFields(
@@ -371,8 +369,13 @@ def load_drafter(
     folder = find_folder(repo_or_dir, kwargs)
     if folder.holds("generation_config.json"):
         check_whole(folder.path / "generation_config.json")  # transformers takes it for an object
-    drafter = kind_of(folder).load_folder(folder, **kwargs)
-    drafter.speculation_config = wanted or drafter.speculation_config
+    kind = kind_of(folder)
+    drafter = kind.load_folder(folder, **kwargs)
+    use = (folder.record if kind.is_adapter else folder.provenance).get("speculation_config")
+    if wanted is not None:
+        drafter.speculation_config = wanted
+    elif use and kind.recognises(folder):
+        drafter.speculation_config = SpeculationConfig.from_saved(use)
     drafter.found_under = found_under
     if drafter.has_tokenizer:
         drafter.name_or_path = str(repo_or_dir)

@@ -150,8 +150,7 @@ class Gemma4Drafter(KeyValueDrafter):
             )
         model = load_model(folder.path, **kwargs)
         _check_centroids(model, folder.path)
-        saved = folder.provenance.get("speculation_config")
-        return cls(model, SpeculationConfig.from_saved(saved))
+        return cls(model)
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""

@@ -136,13 +136,7 @@ class UnoDrafter(KeyValueDrafter):
             raise ValueError(
                 f"{folder} has an adapter config that PEFT makes no LoRA of: {error}"
             ) from None
-        saved = folder.record.get("speculation_config")
-        drafter = cls(
-            config,
-            load_file(folder.path / WEIGHTS),
-            None if saved is None else SpeculationConfig.from_saved(saved),
-        )
-        return drafter.configured(**{**kwargs, **OF_TARGET})
+        return cls(config, load_file(folder.path / WEIGHTS)).configured(**{**kwargs, **OF_TARGET})
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
