@@ -33,15 +33,6 @@ def packed():
 
 
 OTHERS = {
-    "num_attention_heads 4, not 8": lambda: tiny_model(
-        num_hidden_layers=3, num_attention_heads=8, head_dim=8
-    ),
-    "head_dim 8, not 16": lambda: tiny_model(num_hidden_layers=3, head_dim=16),
-    "rms_norm_eps 1e-06, not 1e-05": lambda: tiny_model(num_hidden_layers=3, rms_norm_eps=1e-5),
-    "rope_parameters": lambda: tiny_model(
-        num_hidden_layers=3,
-        rope_parameters={"rope_type": "default", "rope_theta": 5e5, "more": None},
-    ),
     "3 layers, not 2": lambda: tiny_model(num_hidden_layers=2),
     "another embedding": lambda: changed("model.embed_tokens.weight"),
     "another last layer": lambda: changed("model.layers.2.mlp.down_proj.weight"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,17 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from ...decoding.features import layers_of
 from ..formats.values import transformers_config
-from ..layers import describe_layers
 
-# Values of a layer's config that change its states; some models do not have all of them.
-SIZES = (
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "intermediate_size",
-    "rms_norm_eps",
-    "rope_parameters",
-)
 Style = Literal["medusa", "eagle"]
 
 
@@ -131,27 +120,14 @@ def differences(config: ParallelSpecConfig, target: PreTrainedModel) -> list[str
 
     Only facts that are known of both are compared.
     """
-    text_config = target.config.get_text_config(decoder=True)
-    described = describe_layers(text_config, config.layer_config.num_hidden_layers)
-    ours = {**config.layers, **config.to_dict()}
-    theirs = {**described, **identity(target)}
+    theirs = identity(target)
     words = {
-        **{name: f"{name} {ours.get(name)}, not {theirs.get(name)}" for name in SIZES},
         "target_layers": f"{config.target_layers} layers, not {theirs['target_layers']}",
         "fingerprint": "another embedding",
         "layer_fingerprint": "another last layer",
     }
     return [
-        sentence for name, sentence in words.items() if not _alike(ours.get(name), theirs.get(name))
+        sentence
+        for name, sentence in words.items()
+        if getattr(config, name) not in (None, theirs[name]) and theirs[name] is not None
     ]
-
-
-def _alike(value: Any, other: Any) -> bool:
-    """Tell whether two values are the same as far as both say something; numbers may be rounded."""
-    if value is None or other is None:
-        return True
-    if isinstance(value, Mapping) and isinstance(other, Mapping):
-        return all(_alike(value[name], other[name]) for name in value.keys() & other.keys())
-    if isinstance(value, int | float) and isinstance(other, int | float):
-        return math.isclose(value, other, rel_tol=1e-4)
-    return bool(value == other)
