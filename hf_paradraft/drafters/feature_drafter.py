@@ -4,7 +4,6 @@ saving, attaching.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -36,6 +35,7 @@ from .formats.folder import DrafterFolder
 from .formats.layout import Layout
 from .formats.speculators import speculators_section
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
+from .reading.reader import Reader
 
 logger = logging.get_logger(__name__)
 # tables that may have more rows than the target has ids
@@ -347,12 +347,13 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         self.to(input_device(target)).attach(target)
         return self
 
-    @abstractmethod
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
         """Begin one call's drafting with the target that was attached last.
 
-        Arguments as for `Reader`.
+        By default the drafter is the `RowModel` that a `Reader` runs; arguments as for that.
         """
+        row_model: Any = self
+        return Reader(row_model, config, max_length)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""

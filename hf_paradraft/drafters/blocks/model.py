@@ -94,7 +94,8 @@ class DFlashDrafter(FeatureDrafter):
                 f"This {self.title} has layers of Llama with and without windows, which are not "
                 "served together."
             )
-        self.speculation_config = SpeculationConfig(config.num_drafts)
+        self.most_drafts = config.num_drafts
+        self.speculation_config = SpeculationConfig(self.most_drafts)
         self.add_parts(config)
         self.eval()
 
@@ -175,11 +176,6 @@ class DFlashDrafter(FeatureDrafter):
     def block(self) -> BlockConfig:
         """The config, by the name that it had up to version 0.3."""
         return self.config
-
-    @property
-    def most_drafts(self) -> int:  # type: ignore[override]
-        """The tokens that a block guesses."""
-        return self.config.num_drafts
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> BlockDrafting:
         """Implement `FeatureDrafter.drafting`; arguments as for `BlockDrafting`."""

@@ -26,7 +26,6 @@ from ..formats.speculators import EAGLE3_LAYOUT
 from ..formats.speculators import eagle3_config as saved_config
 from ..layers import GEMMA4, after_attention, turns
 from ..reading.network import RowModel, side_by_side
-from ..reading.reader import Reader
 from .config import Eagle3Config
 
 
@@ -135,10 +134,6 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         if self.features != self.settled:
             return self.features
         return self.config.features_for(len(layers_of(target)))
-
-    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
-        """Implement `FeatureDrafter.drafting`: with P-EAGLE's masks, or token after token."""
-        return Reader(self, config, max_length)
 
     def _normed(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:

@@ -133,6 +133,7 @@ class MtpDrafter(FeatureDrafter):
         self.layers = nn.ModuleList(
             MtpLayer(config, layer) for layer in weights or [None] * config.num_layers
         )
+        self.most_drafts = config.num_layers if config.num_layers > 1 else None
         self.speculation_config = SpeculationConfig(
             self.most_drafts or config.num_draft_tokens or 5
         )
@@ -313,11 +314,6 @@ class MtpDrafter(FeatureDrafter):
             ),
             ("use", "MtpDrafter.from_target(target), or --drafter mtp"),
         ]
-
-    @property
-    def most_drafts(self) -> int | None:  # type: ignore[override]
-        """D, where there are several layers."""
-        return None if len(self.layers) == 1 else len(self.layers)
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
         """Implement `FeatureDrafter.drafting`, by one repeated layer or by one layer a step."""

@@ -28,7 +28,6 @@ from ..formats.files import check_size, load_strictly, weights_in
 from ..formats.folder import DrafterFolder
 from ..layers import decoder_stack, describe_layers, final_norm, final_scale
 from ..reading.network import RowModel
-from ..reading.reader import Reader
 from .config import ParallelSpecConfig, Style, differences, identity
 
 logger = logging.get_logger(__name__)
@@ -61,7 +60,8 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
             nn.init.zeros_(self.mix.bias)
             for half in self.mix.weight.split(hidden, dim=1):
                 nn.init.eye_(half)
-        self.speculation_config = SpeculationConfig(config.num_masks + 1)
+        self.most_drafts = config.num_masks + 1
+        self.speculation_config = SpeculationConfig(self.most_drafts)
         self.eval()
 
     @classmethod
@@ -159,11 +159,6 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         drafter.to(input_device(target)).attach(target)
         return drafter
 
-    @property
-    def most_drafts(self) -> int:  # type: ignore[override]
-        """M + 1."""
-        return self.config.num_masks + 1
-
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; warn if the drafter was made for another target.
 
@@ -177,10 +172,6 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
                 "the target's, but fewer guesses will be right.",
                 "; ".join(differing),
             )
-
-    def drafting(self, config: SpeculationConfig, max_length: int) -> Reader:
-        """Implement `FeatureDrafter.drafting`: masks after each text."""
-        return Reader(self, config, max_length)
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
         """Implement `RowModel.text`: embeddings, EAGLE-style mixed with features."""

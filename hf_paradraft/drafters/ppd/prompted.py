@@ -49,6 +49,7 @@ class PromptedDrafter(Drafter):
         self.prompts = [
             embedding.num_embeddings + index for index in range(config.num_prompt_tokens)
         ]
+        self.most_drafts = config.num_prompt_tokens + 1
         self.speculation_config = speculation_config or SpeculationConfig(self.most_drafts)
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
 
@@ -63,11 +64,6 @@ class PromptedDrafter(Drafter):
             "A model with prompt tokens drafts in hf_paradraft's loop alone: use a version of "
             "transformers that it is installed in, or custom_generate=speculative_decoding."
         )
-
-    @property
-    def most_drafts(self) -> int:  # type: ignore[override]
-        """The tokens that its prompts guess, and one."""
-        return len(self.prompts) + 1
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
