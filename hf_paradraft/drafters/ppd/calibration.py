@@ -24,6 +24,7 @@ from .rows import PromptCollator, forward_with_prompts
 from .tuner import check_takes_masks
 
 LEAST_POINTS = 50
+POINTS, BATCH_SIZE = 32, 4  # the most places in each text, and texts in a forward
 
 
 def rank_counts(
@@ -53,9 +54,7 @@ def rank_counts(
 
 
 @torch.no_grad()
-def calibrate(
-    model: PeftModel, samples: Dataset, points: int = 32, batch_size: int = 4, seed: int = 0
-) -> list[list[float]]:
+def calibrate(model: PeftModel, samples: Dataset) -> list[list[float]]:
     """Measure how often the active adapter's guesses are right, and set that in its config.
 
     The shares are `a[d][r]`, by distance and rank.
@@ -64,9 +63,6 @@ def calibrate(
         model: a model with an active PPD adapter.
         samples: encoded rows that the adapter was not trained on, best answered by the model
             itself.
-        points: the most places in each text.
-        batch_size: texts in a forward.
-        seed: the seed of the choice of places.
 
     Raises:
         ValueError: a model that takes no masks, or too few places to count at.
@@ -75,13 +71,13 @@ def calibrate(
     check_takes_masks(base)
     model.eval()
     ranks = min(MAX_RANKS, config.vocab_size)
-    collator = PromptCollator(config.num_prompt_tokens, points, seed)
+    collator = PromptCollator(config.num_prompt_tokens, POINTS)
     hits = torch.zeros(config.num_prompt_tokens, ranks)
     tries = torch.zeros(config.num_prompt_tokens)
     lengths = list(samples["length"])
     order = sorted(range(len(samples)), key=lengths.__getitem__)
     own = torch.Generator()  # the caller's seed stays as it is
-    batches = DataLoader(samples, batch_size, sampler=order, collate_fn=collator, generator=own)
+    batches = DataLoader(samples, BATCH_SIZE, sampler=order, collate_fn=collator, generator=own)
     for batch in tqdm(batches, desc="calibrate", leave=False):
         guessed = forward_with_prompts(
             base, base, config, batch["input_ids"].to(base.device), batch["points"].to(base.device)
