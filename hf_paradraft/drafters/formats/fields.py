@@ -63,9 +63,14 @@ def block_size(said: Said) -> int:
     return size
 
 
-def _smaller(size: int | None, vocab_size: int) -> int | None:
-    """Return a draft vocabulary's size V', or None where it is V."""
-    return size if size is not None and size < vocab_size else None
+def _vocab_size(said: Said) -> int:
+    return said("vocab_size") or said.layers.vocab_size
+
+
+def _draft_vocab_size(said: Said) -> int | None:
+    """Look up a draft vocabulary's size V', or None where it is V."""
+    size = said("draft_vocab_size")
+    return size if size is not None and size < _vocab_size(said) else None
 
 
 def _rank(name: str, part: str) -> Any:
@@ -120,11 +125,11 @@ COMMON = {
     "in_pairs": lambda said: paired(said.described, said.layers),
     "target_hidden_size": lambda said: said("target_hidden_size") or said.layers.hidden_size,
     "target_layers": key("num_target_layers"),
+    "vocab_size": _vocab_size,
+    "draft_vocab_size": _draft_vocab_size,
 }
 BLOCKS = {
     **COMMON,
-    "vocab_size": lambda said: said.layers.vocab_size,
-    "draft_vocab_size": lambda said: _smaller(said("draft_vocab_size"), said.layers.vocab_size),
     "block_size": block_size,
     "mask_token_id": mask_token,
     "markov_rank": _rank("markov_rank", "markov."),
@@ -178,10 +183,6 @@ def _softcap(said: Said) -> float | None:
 
 EAGLE3_FIELDS = {
     **COMMON,
-    "vocab_size": lambda said: said("vocab_size") or said.layers.vocab_size,
-    "draft_vocab_size": lambda said: _smaller(
-        said("draft_vocab_size"), said("vocab_size") or said.layers.vocab_size
-    ),
     "norm_before_residual": lambda said: bool(said("norm_before_residual")),
     "norm_before_fc": _norm("norm_before_fc", "input_norm.weight"),
     "fc_norm": _norm("fc_norm", "fc_norm.0.weight"),
