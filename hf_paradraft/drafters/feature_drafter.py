@@ -33,7 +33,6 @@ from .formats.files import (
 )
 from .formats.folder import DrafterFolder
 from .formats.layout import Layout
-from .formats.speculators import speculators_section
 from .layers import decoder_stack, embedding_of, final_norm, final_scale
 from .reading.reader import Reader
 
@@ -212,11 +211,14 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         # drafters that are trained here scale and cap as targets do
         if self.layouts and not plain and self.raw_target == bool(trained):
             self.paradraft = {**self.paradraft, "raw_target": self.raw_target}
-        config["speculators_config"] = speculators_section(
-            config["speculators_model_type"],
-            self.speculation_config.num_draft_tokens,
-            trained.get("target"),
-        )
+        count = self.speculation_config.num_draft_tokens
+        # engines ask for it; vLLM wants a target's name
+        config["speculators_config"] = {
+            "algorithm": config["speculators_model_type"],
+            "default_proposal_method": "greedy",
+            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": count}],
+            "verifier": {"name_or_path": trained.get("target"), "architectures": []},
+        }
         return config, tensors
 
     @classmethod

@@ -205,7 +205,7 @@ def test_wrong_variants_have_other_logits(family, what, monkeypatch):
                 MtpStep, "forward_rows", lambda *inputs: (forward(*inputs)[0], raw[-1])
             )
         case "halves":
-            layer.hidden_first = not layer.hidden_first
+            drafter.config.hidden_first = not drafter.config.hidden_first
         case "enorm":
             layer.enorm = torch.nn.Identity()
         case "norm":

@@ -52,8 +52,10 @@ class Injection(nn.Module):
         self.bias = nn.Parameter(torch.zeros(message_size))
 
     def predicted(self, layer: int, states: Tensor) -> Tensor:
-        """Compute the codes `(…, r)` that states `(…, d)` after a layer predict."""
-        return _code(self.readouts[layer](states))
+        """Compute the codes `(…, r)`, of length √r, that states `(…, d)` after a layer predict."""
+        values = self.readouts[layer](states)
+        unit = F.normalize(values.float(), dim=-1, eps=1e-12)
+        return (unit * values.shape[-1] ** 0.5).to(values)
 
     def forward(self, layer: int, states: Tensor, codes: Tensor, before: Tensor) -> Tensor:
         """Compute states `(…, d)` after a message.
@@ -67,11 +69,6 @@ class Injection(nn.Module):
         gate = torch.sigmoid(self.receiver_gate(codes) + self.predecessor_gate(before) + self.bias)
         size = states.float().norm(dim=-1, keepdim=True).to(states) / states.shape[-1] ** 0.5
         return states + size * self.writes[layer](gate * self.message(before))
-
-
-def _code(values: Tensor) -> Tensor:
-    """Scale rows `(…, r)` to a length of √r."""
-    return (F.normalize(values.float(), dim=-1, eps=1e-12) * values.shape[-1] ** 0.5).to(values)
 
 
 class DSpineDrafter(DFlashDrafter):

@@ -257,23 +257,3 @@ def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
 def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
     """Make the part of a config that describes layers, as the speculators layout has it."""
     return layers.to_diff_dict() | {"model_type": layers.model_type}
-
-
-def speculators_section(
-    algorithm: str, num_draft_tokens: int, target: str | None
-) -> dict[str, Any]:
-    """Make the part of a config that names the number of drafted tokens and the target.
-
-    Engines ask for it.
-
-    Args:
-        algorithm: the kind.
-        num_draft_tokens: K.
-        target: its name on the Hub, if it is known; vLLM wants one.
-    """
-    return {
-        "algorithm": algorithm,
-        "default_proposal_method": "greedy",
-        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": num_draft_tokens}],
-        "verifier": {"name_or_path": target, "architectures": []},
-    }

@@ -62,7 +62,6 @@ class MtpLayer(nn.Module):
             if config.bare:
                 inner["norm.weight"] = weights["enorm.weight"]  # for there is none
         self.stack = decoder_stack(config.layer, inner)
-        self.hidden_first = config.hidden_first
         norm = final_norm(self.stack)
         self.enorm, self.hnorm = copy.deepcopy(norm), copy.deepcopy(norm)
         if config.bare:
@@ -73,13 +72,6 @@ class MtpLayer(nn.Module):
             for name in PROJECTED:
                 getattr(self, name).load_state_dict({"weight": weights[f"{name}.weight"]})
             self.to(weights["eh_proj.weight"].dtype)
-
-    def mix(self, embedded: Tensor, states: Tensor) -> Tensor:
-        """Compute inputs `(B, M, hidden)` from tokens' embeddings and the states before them."""
-        embedded, states = self.enorm(embedded), self.hnorm(states)
-        return self.eh_proj(
-            torch.cat([states, embedded] if self.hidden_first else [embedded, states], dim=-1)
-        )
 
 
 class MtpStep(RowModel):
@@ -98,8 +90,11 @@ class MtpStep(RowModel):
         self.vocabulary = drafter.vocabulary
 
     def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `RowModel.text`, by the layer's mix of embeddings and states."""
-        return self.layer.mix(self.drafter.embed(ids), fused)
+        """Implement `RowModel.text`: tokens' embeddings, and the states before them, projected."""
+        layer = self.layer
+        both = [layer.enorm(self.drafter.embed(ids)), layer.hnorm(fused)]
+        both = both[::-1] if self.drafter.config.hidden_first else both
+        return layer.eh_proj(torch.cat(both, dim=-1))
 
     def logits(self, states: Tensor) -> Tensor:
         """Compute logits `(…, V')` by the drafter's head."""
