@@ -19,6 +19,7 @@ from ...protocol import GuessedLogits
 from ...protocol.guess import Bias
 from ..formats.layout import DSPINE
 from ..layers import turns
+from ..reading.network import Mask
 from .config import BlockConfig
 from .dflash2 import among_best
 from .model import DFlashDrafter
@@ -117,7 +118,7 @@ class DSpineDrafter(DFlashDrafter):
             )
 
     def forward_block(
-        self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Any
+        self, ids: LongTensor, mask: Mask, positions: LongTensor, cache: Any
     ) -> Tensor:
         """Implement `DFlashDrafter.forward_block`: states before the last messages and the norm.
 
@@ -126,7 +127,7 @@ class DSpineDrafter(DFlashDrafter):
         states = self.embed(ids) * self.config.embedding_scale
         turned, anchors = turns(self.stack, states, positions), self.codes(ids[:, :1])
         for index, layer in enumerate(self.stack.layers):
-            seen = mask if isinstance(mask, Tensor) else mask[self.stack.config.layer_types[index]]
+            seen = mask[self.stack.config.layer_types[index]] if isinstance(mask, dict) else mask
             states = self.told(index - 1, states, anchors) if index else states
             given = {
                 "attention_mask": seen,

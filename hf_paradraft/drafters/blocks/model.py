@@ -31,6 +31,7 @@ from ..formats.speculators import BLOCK_LAYOUT, blocks_config
 from ..layers import GEMMA4, LLAMA, sizes_of, turns
 from ..reading.context import ContextDrafting
 from ..reading.network import (
+    Mask,
     compiled_method,
     make_room,
     plain_cache,
@@ -262,7 +263,7 @@ class DFlashDrafter(FeatureDrafter):
         return forward(ids, mask if len(by_kind) == 1 else by_kind, positions, cache.cache)
 
     def forward_block(
-        self, ids: LongTensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
+        self, ids: LongTensor, mask: Mask, positions: LongTensor, cache: Cache
     ) -> Tensor:
         """Compute normed states `(B, block size, hidden)` of tokens; the rest as for `run`."""
         return run(

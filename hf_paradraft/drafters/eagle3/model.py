@@ -25,7 +25,7 @@ from ..formats.publishers import EAGLE3_LAYOUTS
 from ..formats.speculators import EAGLE3_LAYOUT
 from ..formats.speculators import eagle3_config as saved_config
 from ..layers import GEMMA4, after_attention, turns
-from ..reading.network import RowModel, side_by_side
+from ..reading.network import Mask, RowModel, side_by_side
 from .config import Eagle3Config
 
 
@@ -159,7 +159,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         return self.text(ids, self._normed(self.mask_hidden).expand(len(fused), count, -1))
 
     def run(
-        self, inputs: Tensor, mask: Tensor | dict[str, Tensor], positions: LongTensor, cache: Cache
+        self, inputs: Tensor, mask: Mask, positions: LongTensor, cache: Cache
     ) -> tuple[Tensor, Tensor]:
         """Implement `RowModel.run`: the next rows' features are normed only in some drafters."""
         config, layers = self.config, self.stack.layers

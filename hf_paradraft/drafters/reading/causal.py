@@ -14,7 +14,7 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from ...decoding.tree_attention import attention_windows, or_sdpa
 from ...files import INDEX, WHOLE, refuse_missing, tensor_files
 from ...names import with_cache
-from .network import RowModel
+from .network import Mask, RowModel
 
 
 def check_merged(model: PreTrainedModel) -> None:
@@ -99,7 +99,7 @@ class CausalRows(RowModel):
     def forward_rows(
         self,
         inputs: Tensor,
-        mask: Tensor | dict[str, Tensor] | None,
+        mask: Mask,
         positions: LongTensor,
         cache: Cache,
         count: int,

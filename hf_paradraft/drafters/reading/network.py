@@ -8,7 +8,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import LongTensor, Tensor
@@ -26,6 +26,9 @@ from ...decoding.compiled import compiled_on
 from ...decoding.tree_attention import TreeAttention
 from ...names import with_cache
 from ...protocol.drafter import FeatureKey
+
+# an additive mask of all layers, or one for each kind of layer; None: every row sees everything
+Mask: TypeAlias = Tensor | dict[str, Tensor] | None
 
 
 class RowModel(ABC):
@@ -77,7 +80,7 @@ class RowModel(ABC):
     def run(
         self,
         inputs: Tensor,
-        mask: Tensor | dict[str, Tensor] | None,
+        mask: Mask,
         positions: LongTensor,
         cache: Cache,
     ) -> tuple[Tensor, Tensor]:
@@ -91,7 +94,7 @@ class RowModel(ABC):
     def forward_rows(
         self,
         inputs: Tensor,
-        mask: Tensor | dict[str, Tensor] | None,
+        mask: Mask,
         positions: LongTensor,
         cache: Cache,
         count: int,
@@ -115,7 +118,7 @@ class RowModel(ABC):
 def run(
     stack: PreTrainedModel,
     inputs: Tensor,
-    mask: Tensor | dict[str, Tensor] | None,
+    mask: Mask,
     positions: LongTensor,
     cache: Cache,
 ) -> Tensor:
