@@ -81,8 +81,11 @@ class ResumableTrainer(Trainer):
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         # else it is resumed, and has made all its steps
         if self.state.global_step < self.state.max_steps:
+            epoch = int(self.state.epoch or 0)
+            # Trainer does not reach it if a run of several processes is resumed
+            self.train_sampler.set_epoch(epoch)
             if isinstance(self.data_collator, ChoosingCollator):
-                self.data_collator.epoch = int(self.state.epoch or 0)
+                self.data_collator.epoch = epoch
             super()._run_epoch(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any) -> LengthGroups:
@@ -91,7 +94,8 @@ class ResumableTrainer(Trainer):
             * self.args.gradient_accumulation_steps
             * self.args.world_size
         )
-        return LengthGroups(list(train_dataset["length"]), batch_size, self.args.seed)
+        self.train_sampler = LengthGroups(list(train_dataset["length"]), batch_size, self.args.seed)
+        return self.train_sampler
 
 
 class DepthTrainer(ResumableTrainer, ABC):

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
 from hf_paradraft.cli.train import TRAINED
-from hf_paradraft.training.trainer import ResumableTrainer
+from hf_paradraft.training.trainer import LengthGroups, ResumableTrainer
 
 OPTIONS = {
     "per_device_train_batch_size": 4,
@@ -422,3 +422,18 @@ def test_a_collator_may_be_one_that_takes_no_attributes(folder, tmp_path):
     model = tiny_model(dtype=torch.float32)
     trainer = ResumableTrainer(model, arguments, data_collator=Padding(), train_dataset=rows)
     assert trainer.train().global_step == 2
+
+
+def test_a_run_that_goes_on_within_an_epoch_sets_it(folder, tmp_path, monkeypatch):
+    """With several processes nothing else tells the sampler, and other samples were read."""
+    arguments = TrainingArguments(str(tmp_path / "out"), report_to="none", use_cpu=True)
+    lengths = list(range(1, 65))
+    rows = Dataset.from_list([{"input_ids": [1], "length": length} for length in lengths])
+    trainer = ResumableTrainer(tiny_model(), arguments, data_collator=Padding(), train_dataset=rows)
+    trainer.get_train_dataloader()
+    trainer.state.epoch, trainer.state.max_steps = 1.5, 20
+    monkeypatch.setattr(Trainer, "_run_epoch", lambda self: None)
+    trainer._run_epoch()
+    expected = LengthGroups(lengths, 8, arguments.seed)
+    expected.set_epoch(1)
+    assert [*trainer.train_sampler] == [*expected]
