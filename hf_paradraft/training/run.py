@@ -292,12 +292,10 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     for rows in (train_set, eval_set):
         check_ids(rows, model)
     settings = _settings(run, model, train_set, arguments)
-    checkpoint = newest_checkpoint(run.output_dir, settings) if run.resume else None
     torch.manual_seed(run.seed)
     inputs = RunInputs(model, tokenizer, arguments, train_set, eval_set)
     drafter = run.untrained(inputs)
     trainer = run.trainer(drafter, inputs)
-    trainer.add_callback(checkpoints := Checkpoints(settings, arguments, checkpoint))
     is_writer = trainer.is_world_process_zero()
 
     def save(record: dict[str, Any]) -> None:
@@ -306,6 +304,10 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
 
     alone = written_alone(run.output_dir, run.output_dir / LOCK)
     with alone if is_writer else nullcontext():
+        if is_writer:  # another run may have ended there meanwhile
+            check_output(run.output_dir, run.resume, run.overwrite, *sources)
+        checkpoint = newest_checkpoint(run.output_dir, settings) if run.resume else None
+        trainer.add_callback(checkpoints := Checkpoints(settings, arguments, checkpoint))
         trainer.train(resume_from_checkpoint=checkpoint)
         run.finish(trainer)
         record: dict[str, Any] = {

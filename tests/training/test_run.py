@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
 from hf_paradraft.cli.train import TRAINED
+from hf_paradraft.training import run as run_module
 from hf_paradraft.training.trainer import LengthGroups, ResumableTrainer
 
 OPTIONS = {
@@ -221,6 +222,24 @@ def test_two_runs_do_not_write_one_folder(folder):
     (folder / "new").mkdir()
     (folder / "new" / ".paradraft.lock").touch()  # of a run that was killed before its first step
     train_pard(*paths[:2], folder / "new", max_steps=2, **options)
+
+
+def test_a_run_that_ended_meanwhile_is_not_replaced(folder, monkeypatch):
+    """The folder was looked at before the data were read, and locked after that."""
+    options = {**OPTIONS, "mask_token_id": MASK, "num_depths": 3, "max_steps": 1}
+    paths = folder / "target", folder / "rows.jsonl", folder / "out"
+    read, before = run_module.encode_rows, []
+
+    def another(*arguments):
+        monkeypatch.setattr(run_module, "encode_rows", read)
+        train_pard(*paths, **options)
+        before.append((folder / "out" / "model.safetensors").read_bytes())
+        return read(*arguments)
+
+    monkeypatch.setattr(run_module, "encode_rows", another)
+    with pytest.raises(ValueError, match="already has files"):
+        train_pard(*paths, seed=2, **options)
+    assert before == [(folder / "out" / "model.safetensors").read_bytes()]
 
 
 def test_a_full_disk_is_one_sentence(run, folder, monkeypatch):
