@@ -171,6 +171,7 @@ class TargetStates:
             [self.head.logits(chunk).float().softmax(-1)[:, guessed] for chunk in chunks]
         )
 
+    @torch.no_grad()
     def keep(
         self,
         source: str | Path,
@@ -180,6 +181,8 @@ class TargetStates:
     ) -> None:
         """Keep the states of a training's samples, texts of similar length together.
 
+        Texts already kept are left out; it ends once a text does not fit.
+
         Args:
             source: a JSON-lines file or a Hub dataset, as for the training.
             tokenizer: the target's tokenizer.
@@ -188,10 +191,13 @@ class TargetStates:
         """
         rows = encode_rows(load_rows(source), tokenizer, max_length)
         texts = sorted(map(torch.tensor, rows["input_ids"]), key=len)
+        texts = [text for text in texts if not _file_of(self.folder, text).exists()]
         for begin in tqdm(range(0, len(texts), batch_size), desc="states", unit="batches"):
             batch = texts[begin : begin + batch_size]
             ids, lengths = pad_sequence(batch, batch_first=True), torch.tensor([*map(len, batch)])
             self(ids.to(self.target.device), lengths.to(self.target.device))
+            if not _file_of(self.folder, batch[-1]).exists():
+                break
 
     def _by_text(self, states: dict[Any, Tensor], lengths: list[int]) -> list[dict[str, Tensor]]:
         """Split states `(B, N, hidden)` by text, with a normaliser for each token.

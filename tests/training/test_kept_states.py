@@ -124,3 +124,24 @@ def test_states_that_no_training_could_take_are_refused(tmp_path):
             f"{result.output} {result.exception}".replace("│", "").split()
         ), more
     assert sorted(file.name for file in tmp_path.iterdir()) == ["prompts.jsonl", "target"]
+
+
+def test_states_that_are_there_or_find_no_room_are_not_computed(tmp_path, monkeypatch):
+    """Nor is anything kept for gradients."""
+    target, tokenizer = tiny_model(dtype=torch.float32), make_tokenizer()
+    texts = [tokenizer.decode([*range(1, 5 + number)]) for number in range(20)]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    forwards, by_text = [], TargetStates._by_text
+
+    def counted(*arguments):
+        forwards.append(by_text(*arguments))
+        assert not forwards[-1][0]["normaliser"].requires_grad
+        return forwards[-1]
+
+    monkeypatch.setattr(TargetStates, "_by_text", counted)
+    monkeypatch.setattr("hf_paradraft.training.target_states._read", None)  # nor read
+    for folder, room, expected in (("kept", 1e9, 5), ("kept", 1e9, 5), ("full", 1.0, 6)):
+        states = TargetStates(target, (0,), folder=tmp_path / folder, max_bytes=room)
+        states.keep(rows, tokenizer, 64, batch_size=4)
+        assert len(forwards) == expected
