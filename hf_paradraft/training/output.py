@@ -145,9 +145,11 @@ def newest_checkpoint(output_dir: Path, settings: dict[str, Any]) -> str | None:
 def _made(checkpoint: Path) -> dict[str, Any]:
     """Read how a checkpoint's run was made; empty if that is not there, or damaged."""
     try:
-        return read_json(checkpoint / RUN)
+        made = read_json(checkpoint / RUN)
     except OSError:
         return {}
+    made.pop("optimiser", None)  # earlier versions named it
+    return made
 
 
 def _damaged(checkpoint: Path) -> Path | None:
@@ -182,7 +184,7 @@ class Checkpoints(TrainerCallback):
         self.limit = limit if limit > 0 else None
         self.begun = time()
         if resumed is not None:
-            self.begun -= float((Path(resumed) / MADE_HERE).read_text())
+            self.begun -= float((Path(resumed) / MADE_HERE).read_text() or 0)
         arguments.save_total_limit = None
 
     def on_step_end(self, args, state, control, **kwargs):

@@ -11,11 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny import make_tokenizer, pard_folder, tiny_model
+from transformers import TrainingArguments
 from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
-from hf_paradraft.training.output import check_output, newest_checkpoint, replace_model
+from hf_paradraft.training.output import (
+    Checkpoints,
+    check_output,
+    newest_checkpoint,
+    replace_model,
+)
 from hf_paradraft.training.target import open_model
 
 SETTINGS = {"kind": "pard", "seed": 0}
@@ -54,8 +60,11 @@ def test_a_run_with_other_settings_is_not_resumed(tmp_path):
     checkpoint(tmp_path, 2, {**SETTINGS, "seed": 1})
     with pytest.raises(ValueError, match=r"other settings.*seed: 1 there, 0 now"):
         newest_checkpoint(tmp_path, SETTINGS)
-    ours = checkpoint(tmp_path, 1)
+    # earlier versions named the optimiser
+    ours = checkpoint(tmp_path, 1, {**SETTINGS, "optimiser": "muon"})
     assert newest_checkpoint(tmp_path, SETTINGS) == str(ours)
+    # its mark is empty where the disk was full
+    Checkpoints(SETTINGS, TrainingArguments(str(tmp_path)), str(ours))
 
 
 def test_a_model_is_replaced_whole_or_not_at_all(tmp_path):
