@@ -282,12 +282,15 @@ class Server:
             raise ValueError("The server's key has characters that no header can have.")
         if not self.base_url.startswith(("http://", "https://")):
             raise ValueError(f"The server's address {self.base_url!r} has no http:// or https://.")
-        self.client = openai.OpenAI(
-            base_url=self.base_url,
-            api_key=self.api_key or "none",
-            timeout=PATIENCE,
-            max_retries=RETRIES,
-        )
+        try:
+            self.client = openai.OpenAI(
+                base_url=self.base_url,
+                api_key=self.api_key or "none",
+                timeout=PATIENCE,
+                max_retries=RETRIES,
+            )
+        except Exception as error:  # InvalidURL, of whatever HTTP package it uses
+            raise ValueError(f"The server's address {self.base_url!r} is none: {error}") from None
         # the environment's are for another server
         self.client.organization = self.client.project = None
         self.client._custom_headers = {}

@@ -301,7 +301,11 @@ def test_nothing_of_the_environment_is_sent(key, server, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("url", "key", "message"),
-    [("localhost:8000/v1", None, "no http://"), ("http://x/v1", "s\nx", "no header can have")],
+    [
+        ("localhost:8000/v1", None, "no http://"),
+        ("http://[::1", None, "is none"),
+        ("http://x/v1", "s\nx", "no header can have"),
+    ],
 )
 def test_addresses_and_keys_that_cannot_be_sent(url, key, message):
     with pytest.raises(ValueError, match=message):
