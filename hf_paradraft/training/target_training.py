@@ -117,7 +117,7 @@ class TargetTraining(TrainingOptions):
     @property
     def models(self) -> dict[str, str | None]:
         """Implement `TrainingOptions.models`."""
-        return {"target": hub_name(self.target_id or self.target)}
+        return {"target": hub_name(str(self.target_id or self.target))}
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
         """Measure the acceptance of chains on evaluation rows."""

@@ -3,6 +3,7 @@ for `custom_generate`.
 """
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,9 @@ import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.formats.folder import DrafterFolder
+from hf_paradraft.drafters.mtp.training import MtpTraining
+from hf_paradraft.drafters.pard.training import PardTraining
+from hf_paradraft.drafters.ppd.training import PpdTraining
 from hf_paradraft.files import hub_name
 from hf_paradraft.hub.card import render_card
 from hf_paradraft.hub.push import push_recipe
@@ -262,6 +266,12 @@ def test_local_names_are_not_published(tmp_path):
     assert hub_name("user/name") == "user/name"
     for name in (None, "gpt2-folder", str(tmp_path), "/a/b", "a/b/c", "None"):
         assert hub_name(name) is None
+
+
+def test_a_name_on_the_hub_may_be_a_path():
+    for kind, name in ((MtpTraining, "target"), (PpdTraining, "target"), (PardTraining, "model")):
+        options = {name: Path("user/name"), "train_file": "x", "output_dir": "y"}
+        assert "user/name" in kind(**options).models.values()
 
 
 def test_code_in_cards_is_python(tmp_path):

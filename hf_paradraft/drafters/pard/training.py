@@ -186,7 +186,7 @@ class PardTraining(TrainingOptions):
     @property
     def models(self) -> dict[str, str | None]:
         """Implement `TrainingOptions.models`."""
-        return {"base_model": hub_name(self.model), "target": hub_name(self.target)}
+        return {"base_model": hub_name(str(self.model)), "target": hub_name(str(self.target))}
 
     def save(
         self,

@@ -155,7 +155,7 @@ class PpdTraining(TrainingOptions):
     @property
     def models(self) -> dict[str, str | None]:
         """Implement `TrainingOptions.models`."""
-        return {"base_model": hub_name(self.target)}
+        return {"base_model": hub_name(str(self.target))}
 
     def save(
         self,
