@@ -14,8 +14,31 @@ from rich.table import Table
 from ..files import read_json
 
 Record = Mapping[str, Any]
+NUMBERS = ("batch_size", "temperature", "tokens_per_second", "speedup", "tau")
 SPLIT = ("draft", "verify", "engine")  # parts of a call's time
+MOST = 1e12  # for a number of a record
 COLUMNS = 4  # categories next to each other, where there are many
+
+
+def _is_record(row: Any) -> bool:
+    try:
+        low, middle, high = row["speedup_quartiles"]
+        share = row["matches_reference"]
+        numbers = [
+            *(row[name] for name in NUMBERS),
+            *(low, middle, high, 0 if share is None else share),
+            *row["by_category"].values(),
+            *row["tau_by_category"].values(),
+            *row.get("acceptance_by_position", ()),
+        ]
+        if "time_split" in row:
+            numbers += [*row["acceptance_by_position"], *(row["time_split"][n] for n in SPLIT)]
+        # a bool is none
+        return isinstance(row["method"], str) and all(
+            type(value) in (int, float) and abs(value) < MOST for value in numbers
+        )
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return False
 
 
 def read_bench(file: Path) -> list[dict[str, Any]]:
@@ -28,13 +51,7 @@ def read_bench(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         raise OSError(f"There is no file {file}: paradraft bench --json writes one.")
     rows = read_json(file, list)
-    try:  # to make tables and figures of it
-        markdown(rows)
-        table(rows, file.name)
-        whole = bool(rows) and all(isinstance(row["tau_by_category"], dict) for row in rows)
-    except Exception:
-        whole = False
-    if not whole:
+    if not rows or not all(map(_is_record, rows)):
         raise ValueError(
             f"{file} is not what this version's paradraft bench --json writes: measure again."
         )

@@ -345,7 +345,16 @@ def test_names_end_no_cell_and_command_nothing(results, tmp_path):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"speedup": None}, {"by_category": {"a": None}}, {"method": 1}, {"speedup_quartiles": [None]}],
+    [
+        {"speedup": None},
+        {"by_category": {"a": None}},
+        {"method": 1},
+        {"speedup_quartiles": [None]},
+        # no table shows these
+        {"tau_by_category": {"a": "2"}},
+        {"acceptance_by_position": ["0.5"]},
+        {"tau": 1e300},
+    ],
 )
 def test_records_with_holes_are_refused(results, changes, tmp_path):
     (tmp_path / "bench.json").write_text(
