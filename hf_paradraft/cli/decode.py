@@ -1,5 +1,6 @@
 """Commands that decode, for a person who watches or for other programs: demo, generate, serve."""
 
+import ipaddress
 import sys
 import warnings
 from pathlib import Path
@@ -35,7 +36,6 @@ from .options import (
 )
 
 app = typer.Typer()
-LOOPBACK = "127.0.0.1", "::1", "localhost"
 # of the demo, for time
 LEFT_OUT = (
     "assisted-k3",
@@ -164,6 +164,13 @@ def generate(
     )
 
 
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 @app.command(
     epilog=(
         "Example: paradraft serve --port 8000, then point any OpenAI client at "
@@ -225,7 +232,7 @@ def serve(
     """Answer OpenAI clients, several at a time, each with the text that the target writes alone."""
     if api_key == "":
         raise typer.BadParameter("--api-key is empty: give a key, or leave it out.")
-    if api_key is None and not no_auth and host not in LOOPBACK:
+    if api_key is None and not no_auth and not _is_loopback(host):
         raise typer.BadParameter(
             f"--host {host} lets others in: give an --api-key, or say --no-auth."
         )

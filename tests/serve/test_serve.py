@@ -340,6 +340,7 @@ def test_the_model_is_listed(client):
     [
         (["--host", "0.0.0.0"], "lets others in"),
         (["--host", "0.0.0.0", "--api-key", ""], "--api-key is empty"),
+        (["--host", "127.0.0.2", "--drafter", str(FAMILY / "pard")], "goes with --target"),
         (["--drafter", str(FAMILY / "pard")], "goes with --target"),
         (["--target", str(FAMILY / "target"), "--drafter", "mtp"], "MTP"),
         (["--target", str(FAMILY / "target" / "config.json")], "is a file"),
