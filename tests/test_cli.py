@@ -153,6 +153,7 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
     (tmp_path / "holiday.png").write_text("x")
     (tmp_path / "pictures").mkdir()
     (tmp_path / "pictures" / "speedup.png").write_text("x")
+    (tmp_path / "ours.md").write_text("| method | tokens/s |\n|---|---|")  # its last line is open
     (tmp_path / "notes.md").write_text("| method | tokens/s |\n|---|---|\n\nWhat I think of it.\n")
     for words, message in (
         (["bench", "--json", str(tmp_path / "folder")], "name a file"),
@@ -163,6 +164,7 @@ def test_bench_says_at_once_what_it_cannot_do(tmp_path):
         (["bench", "--plot", str(tmp_path / "pictures")], "no benchmark has drawn"),
         (["bench", "--markdown", str(tmp_path / "notes.md")], "no benchmark has written"),
         (["bench", "--parent", "somewhere"], "has its own"),
+        (["bench", "--markdown", str(tmp_path / "ours.md"), "--parent", "x"], "has its own"),
         (
             ["bench", "--target", "a", "--drafter", "b", "--drafter", "c", "--case", "batches"],
             "looks at one drafter",

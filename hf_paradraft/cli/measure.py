@@ -109,7 +109,8 @@ def _check_outputs(*files: Path | None, plot: Path | None = None) -> None:
 
 def _is_ours(file: Path) -> bool:
     """Tell whether a file is empty, or one that a benchmark wrote: records, or their tables."""
-    if TABLES.fullmatch(file.read_text(encoding="utf-8", errors="replace")):
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if TABLES.fullmatch(f"{text}\n"):  # whether or not its last line ends
         return True
     try:
         return bool(read_bench(file))
