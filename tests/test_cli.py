@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from io import BytesIO, TextIOWrapper
 from itertools import pairwise
@@ -13,6 +14,14 @@ from hf_paradraft.cli import app, main, with_home
 from hf_paradraft.demo import FAMILY, QUESTIONS
 
 run = CliRunner().invoke
+WITHOUT_OPENAI = """
+import sys
+from importlib.machinery import PathFinder
+find = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *place: None if name == "openai" else find(name, *place)
+from hf_paradraft.cli import main
+main()
+"""
 
 
 @pytest.mark.parametrize(
@@ -44,6 +53,27 @@ def test_errors_are_one_sentence(tmp_path, monkeypatch, capsys):
     assert left.value.code == 1
     assert "is not valid JSON" in " ".join(shown.split())
     assert "Traceback" not in shown
+
+
+@pytest.mark.parametrize(
+    ("line", "extra"),
+    [
+        (["serve"], "serve"),
+        (
+            "regenerate --base-url http://x/v1 --target m --prompts rows --output out".split(),
+            "train",
+        ),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(line, extra, tmp_path):
+    (tmp_path / "rows").write_text('{"text": "a b"}')
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPENAI, *line],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert f"openai is not installed: pip install 'hf-paradraft[{extra}]'" in done.stderr
 
 
 def test_a_drafter_wants_its_target():

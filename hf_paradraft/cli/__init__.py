@@ -44,7 +44,7 @@ def with_home(word: str, before: str) -> str:
 # which extra brings a package
 EXTRAS = {
     "datasets": "train",
-    "openai": "train",
+    "openai": "serve" if sys.argv[1:2] == ["serve"] else "train",
     "matplotlib": "bench",
     "pandas": "bench",
     "fastapi": "serve",
