@@ -20,7 +20,7 @@ from transformers import (
 from .copies import copies_of
 from .decoding.budget import Budget, RowLatency
 from .decoding.call import Terms
-from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused, changes_its_scale
+from .decoding.checks import ALONE, ASKED, STATES, Asked, Refused, changes_its_scale, context_of
 from .decoding.latency import row_latency
 from .decoding.sequence import Processors
 from .names import BaseStreamer, cache_argument, is_foreign, treats_rows_alike
@@ -207,8 +207,7 @@ def check_positions(
     if given is None:
         return
     tokens, reach = begin if mask is None else mask.sum(-1), int(given.max()) + 1 + limit - begin
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    bound = changes_its_scale(model) or context or reach
+    bound = changes_its_scale(model) or context_of(model)
     if reach > bound and (given[..., -1] >= tokens).any():
         raise Refused(
             f"The position_ids of this call run ahead of its tokens, and may pass {bound}: leave "
@@ -221,9 +220,9 @@ def budget_of(
     drafter: Drafter,
     decides: bool,
     depth: int,
-    batch_size: int,
     row_counts: Sequence[int] | None,
-    *use: object,
+    use: tuple[object, ...],
+    batch_size: int,
 ) -> Budget:
     """Look up or make the `Budget` that calls of a target and a drafter share.
 
@@ -232,9 +231,11 @@ def budget_of(
     Args:
         model, drafter: the pair.
         decides: whether the budget is asked; if not, nothing has to be measured.
-        depth, batch_size, row_counts: those of `Budget`.
+        depth, row_counts: those of `Budget`.
         use: further options that calls may differ in.
+        batch_size: the number of sequences, rounded up to a power of two here.
     """
+    batch_size = 1 << (batch_size - 1).bit_length()
     latency = row_latency(model) if decides else RowLatency([1], [1.0])
     key = depth, *latency.seconds, *use
     budgets = of_pair(model, drafter).setdefault(key, {})

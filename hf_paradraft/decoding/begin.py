@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import abc
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -26,7 +25,6 @@ from transformers.utils import logging
 from ..names import BaseStreamer, attention_of
 from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
 from .batch import Batch
-from .budget import Budget
 from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .call import Call, Terms
 from .checks import (
@@ -35,6 +33,7 @@ from .checks import (
     Asked,
     Refused,
     check_lengths,
+    context_of,
     left_padding,
     more_than_ids,
     postpone_max_time,
@@ -121,10 +120,10 @@ def _begin(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's "
             "cache is handed back, call generate once per prompt."
         )
-    text = model.config.get_text_config()
-    context = getattr(text, "max_position_embeddings", None) or ends.limit + max(padding)
     sequences = [
-        Sequence(buffer[row : row + 1], processors[row], begin, padding[row], context=context)
+        Sequence(
+            buffer[row : row + 1], processors[row], begin, padding[row], context=context_of(model)
+        )
         for row in range(batch_size)
     ]
     # Tokens that the cache already held have no features, and those before the window are not
@@ -141,8 +140,14 @@ def _begin(
         bool(features.keys) and held > terms.read,
     )
     deepest = 0 if copies is None else copies.deepest
+    automatic = config.tree_size == "auto" and verifier.branches and rule.draws is None
     budget_for = partial(
-        _budget, terms, drafter, config, deepest, verifier.branches, verifier.row_counts
+        terms.budget_of,
+        drafter,
+        automatic or (config.never_slower and rule.rests),
+        max(config.num_draft_tokens, deepest if config.tree_size is not None else 0),
+        verifier.row_counts,
+        (config.num_draft_tokens, config.tree_size, deepest, type(rule), config.never_slower),
     )
     budget = budget_for(batch_size)
     budget.begin()
@@ -242,8 +247,7 @@ def _warn_of_limits(
     lacks_features: bool,
 ) -> None:
     """Warn once of positions, features or trees that the call will lack."""
-    context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if context is not None and limit > context:
+    if limit > (context := context_of(model)):
         logger.warning_once(
             f"This call may reach {limit} tokens, and {type(model).__name__} has positions for "
             f"{context}: beyond them nothing is drafted."
@@ -258,30 +262,6 @@ def _warn_of_limits(
         logger.warning_once(
             f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains."
         )
-
-
-def _budget(
-    terms: Terms,
-    drafter: Drafter,
-    config: SpeculationConfig,
-    deepest: int,
-    branches: bool,
-    row_counts: abc.Sequence[int] | None,
-    batch_size: int,
-) -> Budget:
-    """Look up the budget of a batch, whose size is rounded up to a power of two."""
-    rule = terms.rule
-    automatic = config.tree_size == "auto" and branches and rule.draws is None
-    depth = max(config.num_draft_tokens, deepest if config.tree_size is not None else 0)
-    use = config.num_draft_tokens, config.tree_size, deepest, type(rule), config.never_slower
-    return terms.budget_of(
-        drafter,
-        automatic or (config.never_slower and rule.rests),
-        depth,
-        1 << (batch_size - 1).bit_length(),
-        row_counts,
-        *use,
-    )
 
 
 def make_verifier(

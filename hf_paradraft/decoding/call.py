@@ -25,12 +25,12 @@ from .sequence import Ends, Sequence
 from .verify import Verifier
 
 
-def unshared_budget(drafter: Drafter, decides: bool, *sizes: Any) -> Budget:
+def unshared_budget(drafter: Drafter, decides: bool, depth: int, *sizes: Any) -> Budget:
     """Make a budget for one call only, without measured latencies.
 
     Arguments are as for `hf_paradraft.admission.budget_of`.
     """
-    return Budget(RowLatency([1], [1.0]), *sizes[:3])
+    return Budget(RowLatency([1], [1.0]), depth)
 
 
 def stay(batch: Any) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from sys import maxsize
 from typing import Any
 
 from torch import Tensor
@@ -65,6 +66,12 @@ def holds_something(value: Any) -> bool:
     Some models are handed empty mappings for images that a call does not have.
     """
     return value is not None and not (isinstance(value, Mapping) and not value)
+
+
+def context_of(model: PreTrainedModel) -> int:
+    """Return the number of positions that a model has, `sys.maxsize` if its config names none."""
+    text = model.config.get_text_config()
+    return getattr(text, "max_position_embeddings", None) or maxsize
 
 
 def check_lengths(

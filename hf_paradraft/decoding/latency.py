@@ -16,6 +16,7 @@ from ..hardware import device_name, input_device
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from .budget import RowLatency
+from .checks import context_of
 from .recurrent import is_recurrent, record_windows
 from .tree_attention import attention_windows, grouped_heads, without_cudnn_attention
 
@@ -87,10 +88,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
     if forgets and attention_windows(model) is not None:
         cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
     given = with_cache(model, cache)
-    positions = (
-        getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        or CONTEXT + ROWS[-1]
-    )
+    positions = context_of(model)
     sizes = [rows for rows in ROWS if rows <= positions // 2]
     # measured in any case, or more rows would seem free
     slope = {

@@ -271,8 +271,8 @@ def overlapped_decoding(
     stopping_criteria: StoppingCriteriaList,
     generation_config: GenerationConfig,
     drafter: Drafter,
-    streamer: BaseStreamer | None = None,
-    terms: Terms | None = None,
+    streamer: BaseStreamer | None,
+    terms: Terms,
     **model_kwargs: Any,
 ) -> SpeculativeOutput | LongTensor:
     """Decode as `speculative_decoding`, with a drafter that works while the target verifies.
@@ -286,7 +286,6 @@ def overlapped_decoding(
     """
     started = perf_counter()
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
-    terms = terms or Terms()
     repeatable = terms.rule.clocked  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter

@@ -235,14 +235,14 @@ def test_a_slower_machine_is_noticed():
 def test_calls_of_one_pair_share_a_budget(tmp_path, monkeypatch):
     monkeypatch.setattr("hf_paradraft.decoding.latency.FOLDER", tmp_path)
     target, other, drafter = tiny_model(), tiny_model(), hf_paradraft.NgramDrafter()
-    shared = budget_of(target, drafter, True, K, 1, None, "greedy")
-    assert budget_of(target, drafter, True, K, 1, None, "greedy") is shared
-    for pair in (
-        (other, drafter, True, K, 1),
-        (target, hf_paradraft.NgramDrafter(), True, K, 1),
-        (target, drafter, True, K, 2),
+    shared = budget_of(target, drafter, True, K, None, ("greedy",), 1)
+    assert budget_of(target, drafter, True, K, None, ("greedy",), 1) is shared
+    for *pair, size in (
+        (other, drafter, 1),
+        (target, hf_paradraft.NgramDrafter(), 1),
+        (target, drafter, 2),
     ):
-        assert budget_of(*pair, None, "greedy") is not shared
+        assert budget_of(*pair, True, K, None, ("greedy",), size) is not shared
 
 
 def test_a_batch_size_begins_with_what_another_one_has_learned():
