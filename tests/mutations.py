@@ -52,8 +52,8 @@ MUTATIONS = [
     ),
     (
         "decoding/verify.py",
-        "positions[row, 0 if ended else count :]",
-        "positions[row, 0:]",
+        "last[row, :count] = maxsize",
+        "last[row, :size] = maxsize",
         ["tests/decoding/test_refusals.py"],
     ),
     ("decoding/verify.py", "parent + count - 1 for parent", "parent + count for parent", CACHES),
@@ -115,7 +115,7 @@ MUTATIONS = [
         "sees[row, :row] = True",
         BATCHES,
     ),
-    ("decoding/tree_attention.py", "(slots < ends)", "(slots <= ends)", BATCHES),
+    ("decoding/tree_attention.py", "known = slots < ends", "known = slots <= ends", BATCHES),
     ("decoding/joining.py", "slots - states.shape[2]", "slots - states.shape[2] + 1", JOINED),
     ("decoding/joining.py", "attention.offsets[rows] + count", "attention.offsets[rows]", JOINED),
     (

@@ -66,8 +66,8 @@ class Batch:
         Returns:
             Whether a piece was read; False where the next round reads all that is left.
         """
-        [call], [group] = self.calls, self.groups
-        return group.read_piece(self.verifier, call.buffer, call.generation_config)
+        [group] = self.groups
+        return group.read_piece(self.verifier)
 
     def verify(self) -> tuple[Tensor, list[list[int]] | None]:
         """Run the target over all drafts, and keep the hidden states that drafters read.
@@ -76,9 +76,7 @@ class Batch:
             Logits `(B, N + 1, V)`, and each row's most probable token; None instead of these if no
             call is decided by them.
         """
-        logits = self.verifier.verify(
-            self.sequences, [sequence.draft for sequence in self.sequences]
-        )
+        logits = self.verifier.verify(self.sequences)
         for group in self.groups:
             group.features.collect()
         choices = (

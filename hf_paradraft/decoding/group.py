@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from torch import LongTensor, Tensor
-from transformers import GenerationConfig
 
 from ..names import pad_token_of
 from ..protocol import Draft, Drafting, Observation, Prefix, Round
@@ -58,7 +57,7 @@ class Group:
 
     def may_draft(self, verifier: Verifier) -> bool:
         """Tell whether the next round can verify a draft; features come with the first forward."""
-        return verifier.may_draft and not (
+        return verifier.may_draft(self.sequences) and not (
             verifier.reads_prompt and (self.features.keys or not self.calls[0].drafts_first)
         )
 
@@ -72,12 +71,13 @@ class Group:
         if self.builder.is_free(config.tree_size) and len(self.sequences) > 1:
             depth = min(depth, self.budget.size_before + 1)
         prefixes = [sequence.prefix(depth) for sequence in self.sequences]
-        drafts, self.builder.asked = [self.nothing] * len(prefixes), False
         if any(prefix.room for prefix in prefixes):
             # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every
             # time.
             spaces = None if config.compile else [sequence.space for sequence in self.sequences]
             drafts = self.shape(prefixes, verifier.branches and not first, spaces)
+        else:
+            drafts, self.builder.asked = [self.nothing] * len(prefixes), False
         deepest = max(draft.depth for draft in drafts)
         for sequence, prefix, draft in zip(self.sequences, prefixes, drafts, strict=True):
             if sequence.ended is not None:  # it goes on with padding, next to others
@@ -97,12 +97,11 @@ class Group:
     ) -> list[Draft]:
         """Make drafts of the drafter's guesses; arguments are as for `DraftBuilder`."""
         processors = [sequence.logits_processor for sequence in self.sequences]
-        for index, (sequence, prefix) in enumerate(zip(self.sequences, prefixes, strict=True)):
+        for sequence, prefix in zip(self.sequences, prefixes, strict=True):
             length = prefix.ids.shape[1] + sequence.padding
-            sequence.race = sequence.call.rule.race(
-                sequence.row, length, processors[index], self.budget
+            prefix.race = sequence.race = sequence.call.rule.race(
+                sequence.row, length, sequence.logits_processor, self.budget
             )
-            prefixes[index] = replace(prefix, race=sequence.race)
         self.builder.rules = [call.rule for call in self.calls]
         return self.builder(self.drafting, prefixes, processors, branches, spaces)
 
@@ -123,7 +122,7 @@ class Group:
 
     def _observation(self, sequence: Sequence, logits: Tensor, prefix_rows: int) -> Observation:
         draft, accepted = sequence.draft, sequence.accepted
-        tokens = sequence.ids[0, accepted.begin : max(accepted.begin, sequence.length)]
+        tokens = sequence.ids[0, accepted.begin : sequence.length]
         prompts = None
         if draft.prompt_rows is not None:
             end = accepted.path[-1] if accepted.path else -1
@@ -161,23 +160,40 @@ class Group:
             prompts,
         )
 
-    def read_piece(self, verifier: Verifier, buffer: LongTensor, config: GenerationConfig) -> bool:
-        """Read a piece of a call's prompt, and show it to the drafter.
+    def show_read(self, begins: list[int], counts: list[int]) -> None:
+        """Show the drafter the prompts' tokens that the last forward has read.
+
+        Args:
+            begins, counts: the first one's position and their number, by place.
+        """
+        self.features.collect()
+        self.drafting.observe(
+            [
+                self.show(
+                    sequence,
+                    sequence.ids[0, :0],
+                    begins[sequence.place],
+                    [*range(counts[sequence.place])],
+                )
+                for sequence in self.sequences
+            ]
+        )
+
+    def read_piece(self, verifier: Verifier) -> bool:
+        """Read a piece of the only call's prompt, and show it to the drafter.
 
         Returns:
             Whether a piece was read; False where the next round reads all that is left.
         """
-        piece = config.prefill_chunk_size
+        [call] = self.calls
+        piece = call.generation_config.prefill_chunk_size
         if piece is None and self.features.keys and not changes_its_scale(verifier.model):
             piece = PIECE
-        if piece is None or not self.calls[0].drafts_first or verifier.unread <= piece:
+        if piece is None or not call.drafts_first or verifier.unread <= piece:
             return False
-        verifier.read(buffer, piece)
-        self.features.collect()
-        begin, read = verifier.begin - verifier.unread - piece, list(range(piece))
-        self.drafting.observe(
-            [self.show(sequence, sequence.ids[0, :0], begin, read) for sequence in self.sequences]
-        )
+        begins = verifier.cache.lengths
+        verifier.read(call.buffer, piece)
+        self.show_read(begins, [piece] * len(begins))
         return True
 
     def record(self, record: Round) -> None:

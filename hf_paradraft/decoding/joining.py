@@ -49,7 +49,7 @@ def read_together(batches: list[Batch]) -> Batch:
         _join_sequences(batch, other)
     _count(batch)
     verifier, sequences = batch.verifier, batch.sequences
-    begins, verifier.ended = list(verifier.cache.lengths), [False] * len(sequences)
+    begins = list(verifier.cache.lengths)
     counts = [
         sequence.length - 1 - begin for sequence, begin in zip(sequences, begins, strict=True)
     ]
@@ -57,18 +57,7 @@ def read_together(batches: list[Batch]) -> Batch:
         verifier.read_on([sequence.ids[0] for sequence in sequences], counts)
     batch.groups = groups
     for group in groups:
-        group.features.collect()
-        group.drafting.observe(
-            [
-                group.show(
-                    sequence,
-                    sequence.ids[0, :0],
-                    begins[sequence.place],
-                    list(range(counts[sequence.place])),
-                )
-                for sequence in group.sequences
-            ]
-        )
+        group.show_read(begins, counts)
     batch.groups = []
     for group in groups:  # their drafters have begun
         _add_group(batch, group)
@@ -91,7 +80,6 @@ def leave(batch: Batch) -> list[Call]:
         if verifier.states is not None:
             verifier.states.select(going_on)
         crop_left(verifier.cache, select_masks(verifier.attention, going_on))
-    batch.verifier.sequences = []  # they would keep sequences that leave alive
     for sequence in batch.sequences:
         if sequence.finished:
             sequence.accepted = None

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import sys
+from sys import maxsize
 from typing import Any
 
 import numpy
 import torch
 from torch import LongTensor, Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicLayer, PreTrainedModel
 
 from ..names import with_cache
 from ..protocol import Draft
 from .cache import CroppedCache, RaggedCache, replace_layers
-from .checks import Refused
+from .checks import Refused, context_of
 from .compiled import compiled_forward
 from .features import Features
 from .recurrent import MOST_UNREAD, States, stop_recording
@@ -98,12 +99,8 @@ class Verifier:
         self.attention, self.states, self.row_counts = attention, states, row_counts
         self.forward = model if row_counts is None else compiled_forward(model, features)
         self.reads_features = features is not None and bool(features.keys)
-        self.num_positions = getattr(
-            model.config.get_text_config(), "max_position_embeddings", None
-        )
+        self.last_position = context_of(model) - 1
         self.reads_prompt, self.is_first, self.written = True, True, 0
-        self.sequences: list[Sequence] = []
-        self.ended: list[bool] = []  # whether each sequence has
         self.prefix_rows: list[int] = []
         self.extra: dict[str, Any] | None = None
 
@@ -112,15 +109,14 @@ class Verifier:
         """Whether drafts may be trees."""
         return self.attention is not None and self.states is None
 
-    @property
-    def may_draft(self) -> bool:
-        """Whether a draft can be verified now.
+    def may_draft(self, sequences: list[Sequence]) -> bool:
+        """Tell whether drafts of all sequences can be verified now.
 
-        Over recurrent states it is verified neither with the prompt nor with more than
+        Over recurrent states they are verified neither with the prompt nor with more than
         `MOST_UNREAD` tokens that are read again.
         """
         return self.states is None or (
-            not self.reads_prompt and max(self._unread(), default=1) <= MOST_UNREAD
+            not self.reads_prompt and max(self._unread(sequences)) <= MOST_UNREAD
         )
 
     @property
@@ -128,9 +124,11 @@ class Verifier:
         """The number of the prompt's tokens that the cache lacks, until it is read."""
         return self.begin - self.cache.lengths[0]
 
-    def _unread(self) -> list[int]:
-        """Count the tokens that each sequence's recurrent state lacks; 0 for an ended one."""
-        pairs = zip(self.sequences, self.cache.lengths, strict=False)
+    def _unread(self, sequences: list[Sequence]) -> list[int]:
+        """Count the tokens of each sequence that the cache lacks; 0 for an ended one."""
+        if self.states is None:  # an accepted path is kept, so that only the newest one is unread
+            return [int(not sequence.finished) for sequence in sequences]
+        pairs = zip(sequences, self.cache.lengths, strict=True)
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
 
     def read(self, texts: LongTensor, count: int) -> None:
@@ -138,35 +136,31 @@ class Verifier:
         self._run_as_transformers(texts[:, : self.cache.lengths[0] + count], count, 1)
         self.cache.keep([[*range(count)]] * len(texts), count)
 
-    def verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
+    def verify(self, sequences: list[Sequence]) -> Tensor:
         """Run the target over the uncached end of each prefix, and over the drafts.
 
         Args:
-            sequences: the sequences, by their place.
-            drafts: the sequences' drafts; chains for the forward that reads the prompt, or where
-                there are no `branches`.
+            sequences: the sequences, by their place; their drafts are chains for the forward that
+                reads the prompt, or where there are no `branches`.
 
         Returns:
             Logits `(B, at least N + 1, V)` in the target's dtype, on the ids' device, N being the
             largest draft's nodes: row 0 follows the last known token, row `i + 1` node `i`.
         """
-        self.sequences, self.ended = sequences, [sequence.finished for sequence in sequences]
         if self.attention is None or self.reads_prompt:
-            logits = self._verify_as_transformers(sequences, drafts)
+            logits = self._verify_as_transformers(sequences)
             self.reads_prompt = False
         else:
-            logits = self._verify(sequences, drafts)
+            logits = self._verify(sequences)
         return logits.to(sequences[0].ids.device)
 
-    def _verify_as_transformers(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
-        size, length = max(map(len, drafts)), sequences[0].length
-        ids = torch.zeros(
-            (len(sequences), length + size), dtype=torch.long, device=sequences[0].ids.device
-        )
-        for row, (sequence, draft) in enumerate(zip(sequences, drafts, strict=True)):
-            ids[row, :length] = sequence.ids[0, :length]
-            ids[row, length : length + len(draft)] = draft.tokens
-        unread = length - self.cache.lengths[0]
+    def _verify_as_transformers(self, sequences: list[Sequence]) -> Tensor:
+        length = sequences[0].length
+        texts = [
+            torch.cat([sequence.ids[0, :length], sequence.draft.tokens]) for sequence in sequences
+        ]
+        ids = pad_sequence(texts, batch_first=True)
+        size, unread = ids.shape[1] - length, length - self.cache.lengths[0]
         if size and self.states is not None:
             self.states.copy()
         logits = self._run_as_transformers(ids, unread + size, size + 1)
@@ -207,27 +201,21 @@ class Verifier:
         with grouped_heads(count):
             return self.model(**inputs, return_dict=True).logits
 
-    def _verify(self, sequences: list[Sequence], drafts: list[Draft]) -> Tensor:
+    def _verify(self, sequences: list[Sequence]) -> Tensor:
+        drafts, counts = [sequence.draft for sequence in sequences], self._unread(sequences)
         # the forward reads only the newest token, as in plain decoding
         if self.states is not None and not any(map(len, drafts)):
-            self.read_on(
-                [sequence.ids[0] for sequence in sequences],
-                [count - 1 for count in self._unread()],
-            )
-        counts = [1] * len(sequences) if self.states is None else self._unread()
-        ends = [
-            (sequence, sequence.length, count)
+            self.read_on([sequence.ids[0] for sequence in sequences], [n - 1 for n in counts])
+            counts = self._unread(sequences)
+        prefixes = [
+            sequence.ids[0, sequence.length - count : sequence.length]
             for sequence, count in zip(sequences, counts, strict=True)
         ]
-        logits = self._run(
-            [sequence.ids[0, end - count : end] for sequence, end, count in ends], drafts
-        )
+        logits = self._run(prefixes, drafts)
         if self.states is None:
             return logits
-        wanted = torch.arange(1 + max(map(len, drafts)), device=logits.device)
-        last = torch.tensor(counts, device=logits.device).clamp(min=1)[:, None] - 1
-        rows = torch.arange(len(counts), device=logits.device)[:, None]
-        return logits[rows, (last + wanted).clamp(max=logits.shape[1] - 1)]
+        pairs = zip(logits, counts, strict=True)
+        return pad_sequence([rows[max(0, count - 1) :] for rows, count in pairs], batch_first=True)
 
     def _run(self, prefixes: list[LongTensor], drafts: list[Draft], **more: Tensor) -> Tensor:
         """Run the target over each sequence's end of its prefix, its draft, and padding.
@@ -255,10 +243,10 @@ class Verifier:
             )
         if self.states is not None and (size > 1 or 0 in counts):
             self.states.copy()
-        last = numpy.full((len(counts), size), (self.num_positions or sys.maxsize) - 1)
+        last = numpy.full((len(counts), size), self.last_position)
         # a prefix may go beyond, as in plain decoding
-        for row, (ended, count) in enumerate(zip(self.ended, counts, strict=True)):
-            last[row, : 0 if ended else count] = sys.maxsize
+        for row, count in enumerate(counts):
+            last[row, :count] = maxsize
         sees, depths = map(numpy.stack, zip(*shapes, strict=True))
         mask, positions = self.attention.inputs(
             self.cache.lengths, sees, depths, self.cache.num_slots, last
@@ -273,13 +261,12 @@ class Verifier:
             for name in ("logits_to_keep", "input_ids", *PER_TOKEN):
                 self.extra.pop(name, None)
             self.extra |= with_cache(self.model, self.cache.cache)
-        inputs: dict[str, Any] = {"input_ids": ids}
+        inputs = {**self.extra, "input_ids": ids, "attention_mask": mask, **more}
+        inputs |= {"position_ids": positions, "return_dict": True}
         if any(draft.prompt_rows is not None for draft in drafts):
-            inputs = {"input_ids": None, "inputs_embeds": self._embed(ids, counts, drafts)}
-        inputs |= {"attention_mask": mask, "position_ids": positions, "return_dict": True}
-        inputs |= more
+            inputs |= {"input_ids": None, "inputs_embeds": self._embed(ids, counts, drafts)}
         with grouped_heads(size):
-            outputs = self.forward(**{**self.extra, **inputs})
+            outputs = self.forward(**inputs)
         self.written, self.prefix_rows = size, counts
         return outputs.logits
 
@@ -322,7 +309,6 @@ class Verifier:
                 self.states.restore(back)
             entries = [[] if row in back else kept for row, kept in enumerate(entries)]
         self.cache.keep(entries, self.written)
-        self.written = 0
 
     def read_on(self, texts: list[LongTensor], counts: list[int]) -> None:
         """Read the given number of further tokens of each text `(n,)`, in one forward.
@@ -352,7 +338,6 @@ class Verifier:
         """
         end = ids.shape[1] - 1
         self.cache.forget([max(0, length - end) for length in self.cache.lengths])
-        self.ended = [False] * len(ids)
         # a compiled forward or a static cache has no room to spare
         slots = self.cache.num_slots
         if slots is not None:

@@ -94,9 +94,9 @@ def test_texts_that_ended_leave_the_forward(drafter, keeps_cache, monkeypatch):
     plain = target.generate(ids, eos_token_id=end, **options)
     rows, verify = [], Verifier.verify
 
-    def counted(self, sequences, drafts):
+    def counted(self, sequences):
         rows.append(len(sequences))
-        return verify(self, sequences, drafts)
+        return verify(self, sequences)
 
     monkeypatch.setattr(Verifier, "verify", counted)
     drafted = target.generate(ids, eos_token_id=end, assistant_model=drafter, **options)

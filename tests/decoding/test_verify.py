@@ -52,9 +52,9 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
         cache = DynamicCache(config=target.config)
         options = {CACHE: cache, "use_cache": True}
         verifier = make_verifier(target, prefix[:, :3], 12, near_copy(target), options)
-        verifier.verify([Sequence(prefix, None, 3)], [Draft.chain(prefix[0, :0])])
+        verifier.verify([Sequence(prefix, None, 3, draft=Draft.chain(prefix[0, :0]))])
         verifier.keep([[]])
-        rows = verifier.verify([Sequence(prefix, None, 4)], [draft])
+        rows = verifier.verify([Sequence(prefix, None, 4, draft=draft)])
         for row, path in zip(rows[0], paths, strict=True):
             alone = target(torch.tensor([[1, 2, 3, 4, *path]])).logits[0, -1]
             torch.testing.assert_close(row, alone, rtol=1e-4, atol=1e-4)
