@@ -53,6 +53,18 @@ def layers_of(model: PreTrainedModel) -> nn.ModuleList:
     return lists[0]
 
 
+def entries(layer: Any, count: int) -> Tensor:
+    """Copy the last `count` keys and values of a cache's layer, `(B, count, 2·H·D)`.
+
+    A sliding window keeps no more entries than it has; before them there are zeros.
+    """
+    end = int(layer.cumulative_length) if isinstance(layer, StaticLayer) else layer.keys.shape[2]
+    new = slice(max(0, end - count), end)
+    both = [states[:, :, new].transpose(1, 2).flatten(2) for states in (layer.keys, layer.values)]
+    rows = torch.cat(both, dim=-1)
+    return pad(rows, (0, 0, count - rows.shape[1], 0))
+
+
 class Features:
     """A collector of hidden states in one call's forwards, while it is entered.
 
@@ -93,18 +105,8 @@ class Features:
         """Collect from here on, in forwards of this thread."""
         self.thread = threading.get_ident()
         for key in self.keys:
-            if isinstance(key, KeyValues):
-                handle = decoder_of(self.model).register_forward_hook(
-                    self._cache_hook(key), with_kwargs=True
-                )
-            elif key == -1:
-                handle = self.layers[0].register_forward_pre_hook(
-                    self._embedding_hook, with_kwargs=True
-                )
-            else:
-                part = decoder_of(self.model) if key == "normed" else self.layers[key]
-                handle = part.register_forward_hook(self._output_hook(key))
-            self.handles.append(handle)
+            part = self.layers[max(key, 0)] if isinstance(key, int) else decoder_of(self.model)
+            self.handles.append(part.register_forward_hook(self._hook(key), with_kwargs=True))
 
     def __enter__(self) -> "Features":
         self.start()
@@ -127,38 +129,19 @@ class Features:
         """
         return torch.compiler.is_dynamo_compiling() or threading.get_ident() == self.thread
 
-    def _embedding_hook(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        if self._is_ours:
-            self.rows[-1] = args[0] if args else kwargs["hidden_states"]
-
-    def _output_hook(self, key: FeatureKey) -> Any:
-        def hook(module: nn.Module, args: tuple, output: Any) -> None:
-            if self._is_ours:
-                self.rows[key] = output if isinstance(output, Tensor) else output[0]
-
-        return hook
-
-    def _cache_hook(self, key: KeyValues) -> Any:
+    def _hook(self, key: FeatureKey) -> Any:
         def hook(module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
-            cache = cache_in(kwargs)
-            if not self._is_ours or cache is None:  # guidance runs the target without one
+            if not self._is_ours:
                 return
-            ids = args[0] if args else kwargs.get("input_ids")
-            count = (kwargs["inputs_embeds"] if ids is None else ids).shape[1]
-            layer = cache.layers[key.layer]
-            end = (
-                int(layer.cumulative_length)
-                if isinstance(layer, StaticLayer)
-                else layer.keys.shape[2]
-            )
-            new = slice(max(0, end - count), end)
-            both = [
-                states[:, :, new].transpose(1, 2).flatten(2)
-                for states in (layer.keys, layer.values)
-            ]
-            rows = torch.cat(both, dim=-1)
-            # a sliding window keeps no more entries than it has
-            self.rows[key] = pad(rows, (0, 0, count - rows.shape[1], 0))
+            if isinstance(key, KeyValues):
+                if (cache := cache_in(kwargs)) is not None:  # guidance runs the target without one
+                    ids = args[0] if args else kwargs.get("input_ids")
+                    count = (kwargs["inputs_embeds"] if ids is None else ids).shape[1]
+                    self.rows[key] = entries(cache.layers[key.layer], count)
+            elif key == -1:
+                self.rows[key] = args[0] if args else kwargs["hidden_states"]
+            else:
+                self.rows[key] = output if isinstance(output, Tensor) else output[0]
 
         return hook
 
