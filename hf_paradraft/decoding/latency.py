@@ -64,16 +64,6 @@ def _file(model: PreTrainedModel) -> Path:
     )
 
 
-def _empty_cache(model: PreTrainedModel) -> DynamicCache:
-    """Make an empty dynamic cache that can drop its last tokens again."""
-    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    if is_recurrent(cache):
-        record_windows(cache)
-    else:
-        cache.activate_past_recording()
-    return cache
-
-
 @torch.no_grad()
 @without_cudnn_attention()
 def measure(model: PreTrainedModel) -> RowLatency:
@@ -83,18 +73,19 @@ def measure(model: PreTrainedModel) -> RowLatency:
     """
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    cache = _empty_cache(model)
-    forgets = not is_recurrent(cache)  # a recurrent state has one size, whatever it has read
-    if forgets and attention_windows(model) is not None:
+    cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+    recurrent = is_recurrent(cache)  # its states have one size, whatever they have read
+    if recurrent:
+        record_windows(cache)
+    elif attention_windows(model) is None:
+        cache.activate_past_recording()
+    else:
         cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
     given = with_cache(model, cache)
     positions = context_of(model)
     sizes = [rows for rows in ROWS if rows <= positions // 2]
     # measured in any case, or more rows would seem free
-    slope = {
-        1,
-        max((rows for rows in sizes if rows <= SLOPE), default=1),
-    }
+    slope = {1, max(rows for rows in sizes if rows <= SLOPE)}
     ids = torch.zeros((1, min(CONTEXT, positions - sizes[-1])), dtype=torch.long, device=device)
     model(ids, use_cache=True, **given)
     times: dict[int, list[float]] = {rows: [] for rows in sizes}
@@ -109,7 +100,7 @@ def measure(model: PreTrainedModel) -> RowLatency:
                 model(ids[:, :1].expand(1, rows), use_cache=True, **given)
             synchronise()
             times[rows].append(perf_counter() - clock)
-            if forgets:
+            if not recurrent:
                 cache.crop(-rows)
     # A model whose first forwards fill the budget is known at few sizes; more rows never take less
     # time.
