@@ -150,8 +150,6 @@ class Batch:
         """
         for group in self.groups:
             group.observe(logits, self.verifier.prefix_rows)
-        record = Round(
-            [], draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds, asked=False
-        )
+        record = Round([], draft_seconds, verify_seconds, perf_counter() - begun, hidden_seconds)
         for group in self.groups:
             group.record(record)

@@ -144,10 +144,8 @@ class Call:
             ids = self.padded(self.judged)
             count = self.judged - self.begin if self.ends.keep_scores else 0
             scores = by_step([sequence.scores for sequence in self.sequences], count)
-            stops = self.criteria(ids, scores or None)
-            self.done = [
-                before or stop for before, stop in zip(self.done, stops.tolist(), strict=True)
-            ]
+            stops = self.criteria(ids, scores).tolist()
+            self.done = [before or stop for before, stop in zip(self.done, stops, strict=True)]
             for sequence, done in zip(self.sequences, self.done, strict=True):
                 # Without a token that ends texts, plain decoding goes on with all of them until all
                 # are done.
@@ -227,22 +225,19 @@ class Call:
             Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,
             `(B, V)` per new token, or None if they are not kept.
         """
-        columns = []
-        for tensors in (
-            [sequence.scores for sequence in self.sequences],
-            [sequence.logits for sequence in self.sequences],
-        ):
-            columns.append(by_step(tensors, max(map(len, tensors))) or None)
+        scores = [sequence.scores for sequence in self.sequences]
+        logits = [sequence.logits for sequence in self.sequences]
+        columns = (by_step(rows, max(map(len, rows))) for rows in (scores, logits))
         return self.padded(self.longest), *columns
 
 
-def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...]:
+def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...] | None:
     """Stack each sequence's rows `(1, V)` by step: `(B, V)` for each of `count` tokens.
 
-    After a sequence's end there are zeros.
+    After a sequence's end there are zeros. None: there are no tokens.
     """
     if not count:
-        return ()
+        return None
     empty = torch.zeros_like(next(rows for rows in tensors if rows)[0])
     return tuple(
         torch.cat([rows[step] if step < len(rows) else empty for rows in tensors])

@@ -206,7 +206,7 @@ class Group:
         for call in self.calls:
             if parts := call.parts():  # none of a call that is over and has not left
                 whole.sequences += parts
-                whole.reads_prompt = whole.reads_prompt or call.first
-                call.record(replace(whole, sequences=parts, reads_prompt=call.first))
+                whole.reads_prompt |= call.first
+                call.record(replace(record, sequences=parts))
         if whole.sequences:
             self.budget.observe(whole)
