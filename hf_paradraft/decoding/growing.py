@@ -238,12 +238,11 @@ class GrowingDraft(GrowingTree):
         index = {ROOT: -1, **{node: number for number, node in enumerate(self.chosen)}}
         tokens = [self.tokens[node] for node in self.chosen]
         parents = [self.parents[node] for node in self.chosen]
-        q = torch.stack([self.q[parent] for parent in parents]) if self.q and parents else None
         return Draft.of_ids(
             tokens,
             self.prefix.ids.device,
             [index[parent] for parent in parents],
-            q,
+            torch.stack([self.q[parent] for parent in parents]) if self.q and parents else None,
             self.acceptance(),
         )
 
@@ -262,7 +261,7 @@ def grow(
     on its draws.
 
     Args:
-        drafts: the drafts, by sequence.
+        drafts: the drafts, by sequence, one at least; a head reads for all of them, or the drafter.
         count: the number of sequences.
         budget: the judge of further levels, which learns their seconds and their tokens.
         adaptive: whether the budget decides.
@@ -271,10 +270,8 @@ def grow(
     """
     for draft in drafts.values():
         draft.expand([ROOT])
-    levels = max((draft.prefix.room - 1 for draft in drafts.values()), default=0)
-    extend = next(
-        (draft.guess.extend for draft in drafts.values() if draft.guess.extend is not None), None
-    )
+    levels = max(draft.prefix.room - 1 for draft in drafts.values())
+    extend = next(iter(drafts.values())).guess.extend
     promised = fmean(draft.promised for draft in drafts.values())
     verifying = float(budget.cost(1 + budget.size_before))
     for _ in range(levels):
@@ -288,17 +285,17 @@ def grow(
         hoped, seconds = reached * fmean(budget.kept_promises), clock - begun + verifying
         if adaptive and budget.step and not budget.worth(hoped, budget.step(), promised, seconds):
             return
-        asked = [(torch.zeros(0, dtype=torch.long, device="cpu"), list[int]())] * count
-        for sequence, draft in drafts.items():
-            if draft.guess.extend is None:
-                draft.expand(wanted[sequence])
-            else:
-                asked[sequence] = draft.asked(wanted[sequence])
-        if extend is not None:
-            read = ask(extend, *map(list, zip(*asked, strict=True)))
-            for sequence, (tokens, _) in enumerate(asked):
-                if len(tokens):
-                    drafts[sequence].add_children(wanted[sequence], read[sequence][: len(tokens)])
+        if extend is None:
+            for sequence, nodes in wanted.items():
+                drafts[sequence].expand(nodes)
+        else:
+            asked = [(torch.zeros(0, dtype=torch.long, device="cpu"), list[int]())] * count
+            for sequence, nodes in wanted.items():
+                asked[sequence] = drafts[sequence].asked(nodes)
+            logits = ask(extend, *map(list, zip(*asked, strict=True)))
+            for sequence, nodes in wanted.items():
+                if nodes:
+                    drafts[sequence].add_children(nodes, logits[sequence][: len(nodes)])
         before, promised = promised, fmean(draft.promised for draft in drafts.values())
         budget.step.append(perf_counter() - clock)
         budget.kept_promises.append((promised - before) / reached)

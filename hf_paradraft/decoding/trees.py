@@ -130,8 +130,7 @@ def best_first_tree(
 
     Args:
         logits: `(K, V')`; row `d` guesses the token at distance `d + 1`.
-        num_nodes: N, at least 1; fewer nodes come back only if there are no more that reach
-            `least`.
+        num_nodes: N; fewer nodes come back only if there are no more that reach `least`.
         calibration: `(K,)`, the factor that corrects each distance's probabilities; default: 1.
         vocabulary: int64 `(V',)`, the target's id of each of the drafter's.
         least: the path probability below which a path is left out.
@@ -141,12 +140,7 @@ def best_first_tree(
         A draft, most probable first (so parents come before children, and the first n nodes are the
         best tree of n), with `acceptance` and without `q`; it ends before the first row without
         finite logits.
-
-    Raises:
-        ValueError: `num_nodes` below 1.
     """
-    if num_nodes < 1:
-        raise ValueError(f"A tree needs at least one node, but num_nodes is {num_nodes}.")
     top, ids = logits.float().log_softmax(-1).topk(min(ranks or num_nodes, logits.shape[1]), dim=-1)
     scores, tokens = read(top, ids, vocabulary)
     if calibration is not None:
