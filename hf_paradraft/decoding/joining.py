@@ -68,6 +68,8 @@ def read_together(batches: list[Batch]) -> Batch:
 def leave(batch: Batch) -> list[Call]:
     """Remove sequences that have ended, with their rows of the cache.
 
+    Over recurrent states sequences stay until their call is over.
+
     Returns:
         The calls that are over.
     """
@@ -75,11 +77,9 @@ def leave(batch: Batch) -> list[Call]:
     if len(going_on) == len(batch.sequences):
         return []
     if going_on:
-        verifier = batch.verifier
-        select_cache(verifier.cache, going_on)
-        if verifier.states is not None:
-            verifier.states.select(going_on)
-        crop_left(verifier.cache, select_masks(verifier.attention, going_on))
+        cache = batch.verifier.cache
+        select_cache(cache, going_on)
+        crop_left(cache, select_masks(batch.verifier.attention, going_on))
     for sequence in batch.sequences:
         if sequence.finished:
             sequence.accepted = None

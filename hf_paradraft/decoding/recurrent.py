@@ -60,13 +60,6 @@ class States:
                 else:  # also where it has grown
                     current[key] = saved[key]
 
-    def select(self, rows: list[int]) -> None:
-        """Keep only the states of some rows, in this order."""
-        for current in self._by_layer():
-            current.update(
-                {key: state if state is None else state[rows] for key, state in current.items()}
-            )
-
 
 def crop(cache: Cache, count: int) -> None:
     """Drop the last `count` keys and values of all rows.
