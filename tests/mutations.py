@@ -86,8 +86,8 @@ MUTATIONS = [
     ),
     (
         "decoding/cache.py",
-        "crop(self.cache, written - kept)",
-        "crop(self.cache, written - kept - 1)",
+        "crop(self.cache, written - len(paths[0]))",
+        "crop(self.cache, written - len(paths[0]) - 1)",
         ["tests/decoding/test_targets.py", "tests/decoding/test_recurrent.py"],
     ),
     (

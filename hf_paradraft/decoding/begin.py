@@ -324,12 +324,10 @@ def make_verifier(
     states = States(cache) if recurrent else None
     if not explicit:
         record_windows(cache) if recurrent else cache.activate_past_recording()
-        rows = CroppedCache(cache, batch_size, held)
-        return Verifier(
-            model, model_kwargs, per_token, rows, begin, states=states, features=features
-        )
+        row = CroppedCache(cache, held)
+        return Verifier(model, model_kwargs, per_token, row, begin, None, states, features)
     mask = model_kwargs.get("attention_mask")
-    mask = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
+    mask = torch.ones_like(input_ids) if mask is None else mask
     positions = (
         per_token["position_ids"][:, begin - 1]
         if "position_ids" in per_token
@@ -338,8 +336,8 @@ def make_verifier(
     attention = TreeAttention(
         windows, mask, positions.expand(batch_size), model.dtype, input_ids.device
     )
-    ragged = RaggedCache(cache, batch_size, held)
+    rows = RaggedCache(cache, batch_size, held)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
     return Verifier(
-        model, model_kwargs, per_token, ragged, begin, attention, states, features, row_counts
+        model, model_kwargs, per_token, rows, begin, attention, states, features, row_counts
     )

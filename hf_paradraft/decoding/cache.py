@@ -96,31 +96,29 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
 
 
 class CroppedCache:
-    """A cache as transformers keeps it, whose rows have one length and drop their last tokens.
+    """A cache of one row as transformers keeps it, which drops its last tokens.
 
     Args:
         cache: a cache of any kind that `crop` can shorten.
-        batch_size: the number of rows.
-        length: the number of entries in each row.
+        length: the number of its entries.
     """
 
     num_slots = None
 
-    def __init__(self, cache: Cache, batch_size: int, length: int):
-        self.cache, self.lengths = cache, [length] * batch_size
+    def __init__(self, cache: Cache, length: int):
+        self.cache, self.lengths = cache, [length]
 
     def keep(self, paths: list[list[int]], written: int) -> None:
         """Keep the first of the last forward's entries, as `RaggedCache.keep`.
 
         Sliding windows shrink to their size.
         """
-        kept = len(paths[0])
-        self.lengths = [length + kept for length in self.lengths]
-        crop(self.cache, written - kept)
+        self.lengths = [self.lengths[0] + len(paths[0])]
+        crop(self.cache, written - len(paths[0]))
 
     def forget(self, counts: list[int]) -> None:
         """Drop the last entries, as `RaggedCache.forget`."""
-        self.lengths = [length - counts[0] for length in self.lengths]
+        self.lengths = [self.lengths[0] - counts[0]]
         crop(self.cache, counts[0])
 
 
