@@ -141,7 +141,6 @@ class Budget:
 
         Drafting is not counted.
         """
-        rows = numpy.asarray(rows)
         if self.row_counts is not None:
             rows = numpy.asarray(self.row_counts)[numpy.searchsorted(self.row_counts[:-1], rows)]
         return self.factor() * self.latency(self.batch_size * rows) + self.overhead()

@@ -78,8 +78,8 @@ class TargetHead:
         self.version = 0  # of the head's weight, which an optimiser's step changes
         self.shortlist = shortlist
         self.steps: tuple[Tensor, Tensor] | None = None  # the shortlist's, for these rows
-        ordinary = vocabulary is not None and type(head) is torch.nn.Linear
-        if ordinary and int(vocabulary.max()) >= len(head.weight):
+        self.gathers = vocabulary is not None and type(head) is torch.nn.Linear
+        if self.gathers and int(vocabulary.max()) >= len(head.weight):
             raise ValueError(
                 f"The drafter guesses ids up to {int(vocabulary.max())}, and the target has "
                 f"{len(head.weight)}."
@@ -147,13 +147,8 @@ class TargetHead:
         """Compute logits `(…, V')` of normed states `(…, hidden)`; the rest as in `finished`."""
         # with a slice torch multiplies each sequence by a copy of the head, a hundred times slower
         states = states.contiguous()
-        weight = getattr(self.head, "weight", None)
-        if (
-            self.vocabulary is not None
-            and type(self.head) is torch.nn.Linear
-            and not weight.is_meta
-        ):
-            rows, bias = self._rows(weight)
+        if self.gathers and not self.head.weight.is_meta:
+            rows, bias = self._rows(self.head.weight)
             if self.shortlist is not None and self.shortlist.serves(states):
                 self.steps = self.steps or self.shortlist.steps(rows)
                 ids, logits = chosen(states.to(rows).flatten(0, -2), self.steps, rows, bias)
@@ -164,11 +159,8 @@ class TargetHead:
             logits = torch.nn.functional.linear(states.to(rows), rows, bias)
         else:
             logits = self._all_logits(states)
-            logits = (
-                logits
-                if self.vocabulary is None
-                else logits[..., self.vocabulary.to(logits.device)]
-            )
+            if self.vocabulary is not None:
+                logits = logits[..., self.vocabulary.to(logits.device)]
         return self.finished(logits, softcap, scale, raw)
 
     def _all_logits(self, states: Tensor) -> Tensor:
