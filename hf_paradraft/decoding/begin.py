@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging
 
 from ..names import BaseStreamer, attention_of
-from ..protocol import Drafter, RoundStreamer, SpeculationConfig, SpeculationStats
+from ..protocol import Drafter, RoundStreamer, SpeculationStats
 from .batch import Batch
 from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
 from .call import Call, Terms
@@ -84,7 +84,10 @@ def _begin(
     begun = perf_counter()
     rule, copies = terms.rule, terms.copies
     asked: Asked = getattr(generation_config, ASKED, Asked())
-    used = _with_num_draft_tokens(drafter, asked.num_assistant_tokens)
+    used, count = drafter, asked.num_assistant_tokens
+    if count is not None:  # this call's own
+        used = copy.copy(drafter)
+        used.speculation_config = replace(drafter.speculation_config, num_draft_tokens=count)
     vocab_size = num_logits(model)
     if copies is not None:
         copies.begin(vocab_size)
@@ -134,7 +137,6 @@ def _begin(
     _warn_of_limits(
         model,
         used,
-        config,
         verifier,
         ends.limit - max(padding),
         bool(features.keys) and held > terms.read,
@@ -190,19 +192,6 @@ def num_logits(model: PreTrainedModel) -> int:
     return len(weight) if ordinary and weight.is_floating_point() else config.vocab_size
 
 
-def _with_num_draft_tokens(drafter: Drafter, num_draft_tokens: int | None) -> Drafter:
-    """Return the drafter, or a shallow copy of it with the call's own number of draft tokens.
-
-    Raises:
-        ValueError: it is out of range.
-    """
-    if num_draft_tokens is None or num_draft_tokens == drafter.speculation_config.num_draft_tokens:
-        return drafter
-    used = copy.copy(drafter)
-    used.speculation_config = replace(drafter.speculation_config, num_draft_tokens=num_draft_tokens)
-    return used
-
-
 def _split_criteria(
     stopping_criteria: Iterable, generation_config: GenerationConfig, begin: int, batch_size: int
 ) -> tuple[Ends, StoppingCriteriaList]:
@@ -241,7 +230,6 @@ def _split_criteria(
 def _warn_of_limits(
     model: PreTrainedModel,
     drafter: Drafter,
-    config: SpeculationConfig,
     verifier: Verifier,
     limit: int,
     lacks_features: bool,
@@ -258,7 +246,7 @@ def _warn_of_limits(
             "that the cache came with are not known: it drafts without them, and fewer of its "
             "guesses will be right."
         )
-    if config.tree_size is not None and not verifier.branches:
+    if drafter.speculation_config.tree_size is not None and not verifier.branches:
         logger.warning_once(
             f"{type(model).__name__} cannot verify trees as it is loaded here: drafting chains."
         )
@@ -270,8 +258,8 @@ def make_verifier(
     limit: int,
     drafter: Drafter,
     model_kwargs: dict[str, Any],
-    features: Features | None = None,
-    held: int = 0,
+    features: Features,
+    held: int,
 ) -> Verifier:
     """Make the verifier of a call, with trees and batches where it can serve them.
 

@@ -3,7 +3,7 @@ compiled once.
 """
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from .features import Features
 SHAPES = 64  # compiled for all models of a process; PyTorch's own limit of 8 is soon reached
 
 
-def compiled_forward(model: PreTrainedModel, features: Features | None = None) -> Callable:
+def compiled_forward(model: PreTrainedModel, features: Features) -> Callable:
     """Compile `model.forward`, with CUDA graphs on a GPU.
 
     Beyond `SHAPES` different shapes it runs uncompiled.
@@ -26,13 +26,10 @@ def compiled_forward(model: PreTrainedModel, features: Features | None = None) -
         features: an entered collector; its states are outputs of the compiled forward, and are
             copied, since the next one writes over them.
     """
-    device = model.device.type
-    if features is None or not features.keys:
-        return partial(compiled_on(device, _forward), model)
-    read = compiled_on(device, _forward_with_features)
+    run = compiled_on(model.device.type, _forward)
 
     def forward(**inputs: Any) -> Any:
-        outputs, rows = read(model, features, **inputs)
+        outputs, rows = run(model, features, **inputs)
         features.rows = {key: states.clone() for key, states in rows.items()}
         return outputs
 
@@ -52,11 +49,7 @@ def _compiled(forward: Callable, mode: str | None) -> Callable:
     return torch.compile(forward, dynamic=False, mode=mode)
 
 
-def _forward(model: PreTrainedModel, **inputs: Any) -> Any:
-    return model.forward(**inputs)
-
-
-def _forward_with_features(
+def _forward(
     model: PreTrainedModel, features: Features, **inputs: Any
 ) -> tuple[Any, dict[FeatureKey, Tensor]]:
     outputs = model.forward(**inputs)

@@ -88,9 +88,9 @@ class Verifier:
         per_token: dict[str, Tensor],
         cache: CroppedCache | RaggedCache,
         begin: int,
-        attention: TreeAttention | None = None,
-        states: States | None = None,
-        features: Features | None = None,
+        attention: TreeAttention | None,
+        states: States | None,
+        features: Features,
         row_counts: list[int] | None = None,
     ):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
@@ -98,7 +98,7 @@ class Verifier:
         self.cache: Any = cache
         self.attention, self.states, self.row_counts = attention, states, row_counts
         self.forward = model if row_counts is None else compiled_forward(model, features)
-        self.reads_features = features is not None and bool(features.keys)
+        self.reads_features = bool(features.keys)
         self.last_position = context_of(model) - 1
         self.reads_prompt, self.is_first, self.written = True, True, 0
         self.prefix_rows: list[int] = []

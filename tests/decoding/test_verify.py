@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from hf_paradraft.decoding.begin import make_verifier
+from hf_paradraft.decoding.features import Features
 from hf_paradraft.decoding.sequence import Sequence
 from hf_paradraft.protocol import Draft
 
@@ -51,7 +52,8 @@ def test_a_tree_is_verified_as_its_paths_are(attention):
     with torch.no_grad():
         cache = DynamicCache(config=target.config)
         options = {CACHE: cache, "use_cache": True}
-        verifier = make_verifier(target, prefix[:, :3], 12, near_copy(target), options)
+        args = target, prefix[:, :3], 12, near_copy(target), options, Features(target, ())
+        verifier = make_verifier(*args, held=0)
         verifier.verify([Sequence(prefix, None, 3, draft=Draft.chain(prefix[0, :0]))])
         verifier.keep([[]])
         rows = verifier.verify([Sequence(prefix, None, 4, draft=draft)])
