@@ -92,22 +92,17 @@ class Batch:
         """Judge every sequence's draft, and take its new tokens."""
         for sequence in self.sequences:
             sequence.accepted = None if sequence.finished else Accepted(sequence.length)
-        for sequence in self.sequences:
-            call, place = sequence.call, sequence.place
-            if call.terms.in_step is None and not sequence.finished:
-                with self._for(call):
-                    advance(
-                        sequence,
-                        logits[place],
-                        choices[place] if call.only_argmax else None,
-                        call.ends,
-                    )
         for call in self.calls:
             with self._for(call):
                 if call.terms.in_step is not None:
                     call.terms.in_step(
                         call, [logits[sequence.place] for sequence in call.sequences]
                     )
+                else:
+                    for sequence in call.sequences:
+                        if not sequence.finished:
+                            decided = choices[sequence.place] if call.only_argmax else None
+                            advance(sequence, logits[sequence.place], decided, call.ends)
                 call.stop()
 
     @contextmanager
