@@ -85,7 +85,7 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
         replace_layers(
             cache, partial(StaticLayer, num_slots) if cache.is_compileable else DynamicLayer
         )
-        layers = [layer for layer in cache.layers if not stores_nothing(layer)]
+        return True
     if cache.is_compileable and any(layer.max_cache_len < num_slots for layer in layers):
         raise ValueError(
             f"This static cache holds {min(layer.max_cache_len for layer in layers)} tokens, and "
