@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import LongTensor
+from torch.nn.functional import pad
 from transformers import (
     EosTokenCriteria,
     GenerationConfig,
@@ -96,10 +97,7 @@ def _begin(
     ends, criteria = _split_criteria(stopping_criteria, generation_config, begin, batch_size)
     if streamer is not None and not isinstance(streamer, RoundStreamer):
         ends.put = lambda token: streamer.put(torch.tensor([token], device="cpu"))
-    room = torch.zeros(
-        (batch_size, ends.limit - begin + 1), dtype=torch.long, device=input_ids.device
-    )
-    buffer = torch.cat([input_ids, room], dim=1)
+    buffer = pad(input_ids.long(), (0, ends.limit - begin + 1))
     padding = left_padding(model_kwargs.get("attention_mask"), batch_size)
     features = Features(model, used.needs(model))
     cache = cache_of_call(model_kwargs)
@@ -123,17 +121,20 @@ def _begin(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's "
             "cache is handed back, call generate once per prompt."
         )
-    sequences = [
-        Sequence(
-            buffer[row : row + 1], processors[row], begin, padding[row], context=context_of(model)
-        )
-        for row in range(batch_size)
-    ]
     # Tokens that the cache already held have no features, and those before the window are not
     # shown. A drafter that knows the former goes on from them.
     first = held if terms.read else max(held, begin - (config.draft_window or begin))
-    for sequence in sequences:
-        sequence.observed = max(0, first - sequence.padding)
+    sequences = [
+        Sequence(
+            buffer[row : row + 1],
+            processors[row],
+            begin,
+            padding[row],
+            observed=max(0, first - padding[row]),
+            context=context_of(model),
+        )
+        for row in range(batch_size)
+    ]
     _warn_of_limits(
         model,
         used,
