@@ -125,7 +125,7 @@ class Batch:
         """Drop rejected tokens from the cache."""
         accepted = [sequence.accepted for sequence in self.sequences]
         self.verifier.keep(
-            [None if result is None else result.path[: result.num_read] for result in accepted]
+            [[] if result is None else result.path[: result.num_read] for result in accepted]
         )
 
     def tell(

@@ -55,18 +55,15 @@ class Group:
         """The budget, which decides how much to draft."""
         return self.builder.budget
 
-    def may_draft(self, verifier: Verifier) -> bool:
-        """Tell whether the next round can verify a draft; features come with the first forward."""
-        return verifier.may_draft(self.sequences) and not (
-            verifier.reads_prompt and (self.features.keys or not self.calls[0].drafts_first)
-        )
-
     def draft(self, verifier: Verifier) -> None:
         """Give each sequence a draft; in a plain round, or where none has room, an empty one."""
         first = verifier.reads_prompt
         rests = self.builder.may_rest and not first and self.budget.rest()
+        # features come with the first forward, which may also read what no drafter can
+        waits = first and (self.features.keys or not self.calls[0].drafts_first)
         config = self.builder.config
-        depth = config.num_draft_tokens if self.may_draft(verifier) and not rests else 0
+        drafts_now = not rests and not waits and verifier.may_draft(self.sequences)
+        depth = config.num_draft_tokens if drafts_now else 0
         # a forward with more masks takes longer for each of several sequences
         if self.builder.is_free(config.tree_size) and len(self.sequences) > 1:
             depth = min(depth, self.budget.size_before + 1)

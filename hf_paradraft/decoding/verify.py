@@ -283,20 +283,14 @@ class Verifier:
                 )
         return embeddings
 
-    def keep(self, paths: list[list[int] | None]) -> None:
+    def keep(self, paths: list[list[int]]) -> None:
         """Keep the accepted nodes' entries, and drop the rejected ones'.
 
         Args:
-            paths: the accepted nodes to keep of each sequence, from the root down; None for one
-                that is finished.
+            paths: the accepted nodes to keep of each sequence, from the root down.
         """
         pairs = zip(paths, self.prefix_rows, strict=True)
-        self._keep(
-            [
-                [] if path is None else [*range(rows), *(node + rows for node in path)]
-                for path, rows in pairs
-            ]
-        )
+        self._keep([[*range(rows), *(node + rows for node in path)] for path, rows in pairs])
 
     def _keep(self, entries: list[list[int]]) -> None:
         """Keep some rows of the last forward for each sequence.
