@@ -39,7 +39,6 @@ def decoder_stack(
     """
     config = copy.deepcopy(config)
     config.vocab_size, config.pad_token_id, config.use_cache = 1, 0, True
-    config._attn_implementation = None  # the best that this machine has for explicit masks
     try:
         stack = AutoModel.from_config(config, trust_remote_code=False)
     except (KeyError, TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ logger = logging.get_logger(__name__)
 TreeSize = int | Literal["auto"] | None  # None: a chain
 MAX_TREE = 64  # nodes of a tree that chooses its own size
 MOST = 1024  # tokens or nodes of a draft; a larger number is refused as a mistake
+MAX_WINDOW = 2**20  # tokens of a prompt
 Acceptance = Literal["auto", "greedy", "sample_match", "rejection", "typical"]
 
 
@@ -59,28 +60,20 @@ class SpeculationConfig:
     draft_window: int | None = None
 
     def __post_init__(self):
-        if type(self.num_draft_tokens) is not int or not 0 <= self.num_draft_tokens <= MOST:
-            raise ValueError(
-                f"num_draft_tokens must be an integer from 0 to {MOST}, but is "
-                f"{self.num_draft_tokens!r}."
-            )
-        if self.tree_size not in (None, "auto") and (
-            type(self.tree_size) is not int or not 1 <= self.tree_size <= MOST
+        for name, words, least, most in (
+            ("num_draft_tokens", (), 0, MOST),
+            ("tree_size", (None, "auto"), 1, MOST),
+            ("draft_window", (None,), 1, MAX_WINDOW),
         ):
-            raise ValueError(
-                f"tree_size must be None, 'auto' or an integer from 1 to {MOST}, but is "
-                f"{self.tree_size!r}."
-            )
+            value = getattr(self, name)
+            if value not in words and (type(value) is not int or not least <= value <= most):
+                others = "".join(f"{word!r} or " for word in words)
+                raise ValueError(
+                    f"{name} must be {others}an integer from {least} to {most}, but is {value!r}."
+                )
         if self.acceptance not in (rules := get_args(Acceptance)):
             raise ValueError(
                 f"acceptance must be one of {', '.join(rules)}, but is {self.acceptance!r}."
-            )
-        if self.draft_window is not None and (
-            type(self.draft_window) is not int or self.draft_window < 1
-        ):
-            raise ValueError(
-                "draft_window must be None or an integer of at least 1, but is "
-                f"{self.draft_window!r}."
             )
 
     def saved(self) -> dict[str, Any]:

@@ -47,11 +47,6 @@ def test_one_node_per_depth_where_the_drafter_is_sure():
     assert draft.tokens.tolist() == [3, 1, 4, 1, 5]
 
 
-def test_a_tree_without_nodes_is_refused():
-    with pytest.raises(ValueError, match="at least one node"):
-        best_first_tree(torch.zeros(2, 3), 0)
-
-
 def test_a_sampled_tree_has_the_best_first_shape_and_different_siblings():
     q = torch.randn(4, 12, generator=torch.Generator().manual_seed(0)).softmax(-1)
     shape = best_first_tree(q.log(), 15)

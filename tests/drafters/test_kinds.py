@@ -4,6 +4,7 @@ and one line.
 
 import copy
 import dataclasses
+import json
 import re
 import sys
 from pathlib import Path
@@ -392,3 +393,19 @@ def test_a_wrong_number_is_told_before_anything_is_read():
     masks.speculation_config = hf_paradraft.SpeculationConfig(8)
     with pytest.raises(ValueError, match="8"):
         masks.draft_logits(torch.tensor([[1, 2, 3]]))
+
+
+def test_attention_that_a_folder_names_is_not_obeyed(tmp_path):
+    drafter = hf_paradraft.ParallelSpecDrafter.from_target(TARGETS["llama"], num_masks=2)
+    drafter.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["layers"] |= dict.fromkeys(
+        ("attn_implementation", "_attn_implementation"), "flash_attention_2"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_lossless(
+        TARGETS["llama"],
+        hf_paradraft.AutoDrafter.from_pretrained(tmp_path),
+        torch.tensor([[1, 2, 3]]),
+        max_new_tokens=5,
+    )

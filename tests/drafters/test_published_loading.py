@@ -172,6 +172,9 @@ def test_targets_that_do_not_fit_are_refused_on_attaching(load):
         load("z-lab", attach=False).draft_logits(
             torch.tensor([[1, 2]]), {key: torch.zeros(1, 1, D) for key in (1, 3, 5)}
         )
+    with pytest.raises(ValueError, match="guesses 4 tokens at most"):
+        drafter.draft_logits(torch.tensor([[1, 2]]))
+    drafter.speculation_config.num_draft_tokens = 4
     with pytest.raises(ValueError, match="pass features"):
         drafter.draft_logits(torch.tensor([[1, 2]]))
 

@@ -17,6 +17,9 @@ from ..formats.values import transformers_config
 
 Style = Literal["medusa", "eagle"]
 
+# keys of `layers` that no drafter obeys: transformers takes the attention that serves its masks
+ATTENTION = "attn_implementation", "_attn_implementation"
+
 
 class ParallelSpecConfig(PreTrainedConfig):
     """One decoder layer of the target's kind, and M masks.
@@ -66,7 +69,10 @@ class ParallelSpecConfig(PreTrainedConfig):
         Raises:
             ValueError: transformers makes no config of them.
         """
-        return transformers_config(AutoConfig.for_model, copy.deepcopy(self.layers))
+        layers = copy.deepcopy(self.layers)
+        for name in ATTENTION:
+            layers.pop(name, None)
+        return transformers_config(AutoConfig.for_model, layers)
 
     @property
     def vocab_size(self) -> int:
