@@ -105,7 +105,7 @@ class Rule:
         Returns:
             The token, and the drafted child of `node` that is this token, or None.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no judge(draft, node, scores).")
 
     def draw_together(self, scores: Tensor) -> list[int] | None:
         """Draw the tokens of all sequences, at one length, from processed scores `(B, V)`.

@@ -86,7 +86,8 @@ def _begin(
     rule, copies = terms.rule, terms.copies
     asked: Asked = getattr(generation_config, ASKED, Asked())
     used, count = drafter, asked.num_assistant_tokens
-    if count is not None:  # this call's own
+    # this call's own
+    if count not in (None, drafter.speculation_config.num_draft_tokens):
         used = copy.copy(drafter)
         used.speculation_config = replace(drafter.speculation_config, num_draft_tokens=count)
     vocab_size = num_logits(model)

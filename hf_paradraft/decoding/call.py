@@ -28,7 +28,7 @@ from .verify import Verifier
 def unshared_budget(drafter: Drafter, decides: bool, depth: int, *sizes: Any) -> Budget:
     """Make a budget for one call only, without measured latencies.
 
-    Arguments are as for `hf_paradraft.admission.budget_of`.
+    Arguments are as for `hf_paradraft.admission.budget_of`, of which the depth counts.
     """
     return Budget(RowLatency([1], [1.0]), depth)
 
@@ -196,6 +196,10 @@ class Call:
     def finish(self) -> None:
         """Leave the cache as plain decoding does, if the caller sees it again."""
         if self.hands_back:
+            if self.criteria:  # they may have taken back tokens that were read
+                cache = self.verifier.cache
+                rows = zip(cache.lengths, self.sequences, strict=True)
+                cache.forget([max(0, length - sequence.length) for length, sequence in rows])
             self.verifier.finish(self.padded(self.longest))
 
     @property

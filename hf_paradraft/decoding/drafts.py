@@ -231,7 +231,9 @@ class DraftBuilder:
 
     def _of_tokens(self, guess: GuessedTokens, prefix: Prefix, size: TreeSize) -> Draft:
         """Make a draft of guessed tokens, or of their most probable path if no tree is wanted."""
-        parents = Draft.chain(guess.tokens).parents if guess.parents is None else guess.parents
+        parents = (
+            Draft.chain(guess.tokens).parents if guess.parents is None else list(guess.parents)
+        )
         draft = Draft(
             guess.tokens.to(prefix.ids.device), parents, None, guess.acceptance, guess.prompt_rows
         )

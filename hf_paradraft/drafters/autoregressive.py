@@ -79,7 +79,7 @@ class AutoregressiveDrafter(SavedDrafter):
 
     @classmethod
     def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> AutoregressiveDrafter:
-        """Load a folder's causal LM as a drafter.
+        """Load a folder's causal LM as a drafter, with its saved `speculation_config` if any.
 
         Args:
             folder: the folder with its files.
@@ -88,7 +88,11 @@ class AutoregressiveDrafter(SavedDrafter):
         Raises:
             OSError, ValueError: it is damaged, incomplete, or cannot draft so.
         """
-        return cls(load_model(folder.path, **kwargs))
+        options = folder.provenance.get("speculation_config") if cls.recognises(folder) else None
+        return cls(
+            load_model(folder.path, **kwargs),
+            None if options is None else SpeculationConfig.from_saved(options),
+        )
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:

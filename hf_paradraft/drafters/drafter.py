@@ -124,9 +124,10 @@ class SavedDrafter(Drafter, ABC):
         """
         if ignore_keys := kwargs.pop("ignore_keys", ()):
             folder.config = without(folder.config, ignore_keys)
-        drafter: Any = cls.read_folder(folder)
-        drafter.eval()
+        drafter = cls.read_folder(folder)
         drafter.paradraft = folder.provenance
+        if saved := drafter.paradraft.get("speculation_config"):
+            drafter.speculation_config = SpeculationConfig.from_saved(saved)
         return drafter.configured(**kwargs)
 
     def configured(
@@ -170,7 +171,7 @@ class SavedDrafter(Drafter, ABC):
         elif isinstance(device_map, dict):
             device_map = next(iter(device_map.values()), None)
         try:
-            self.to(device=device_map, dtype=dtype)
+            self.to(device=device_map, dtype=dtype).eval()
         except (RuntimeError, TypeError) as error:
             raise ValueError(
                 f"The {self.title} cannot go to device {device_map!r} and dtype {dtype}: {error}"
@@ -295,7 +296,7 @@ class SavedDrafter(Drafter, ABC):
         if cls.is_adapter:
             library, relation = "peft", "adapter"
             given = config.get("base_model_name_or_path")
-            provenance = provenance_of({"paradraft": folder.record})
+            provenance = provenance_of({"paradraft": folder.record} if folder.record else config)
         elif cls.has_tokenizer:
             library = "transformers"
         return CardFields(
@@ -369,13 +370,8 @@ def load_drafter(
     folder = find_folder(repo_or_dir, kwargs)
     if folder.holds("generation_config.json"):
         check_whole(folder.path / "generation_config.json")  # transformers takes it for an object
-    kind = kind_of(folder)
-    drafter = kind.load_folder(folder, **kwargs)
-    use = (folder.record if kind.is_adapter else folder.provenance).get("speculation_config")
-    if wanted is not None:
-        drafter.speculation_config = wanted
-    elif use and kind.recognises(folder):
-        drafter.speculation_config = SpeculationConfig.from_saved(use)
+    drafter = kind_of(folder).load_folder(folder, **kwargs)
+    drafter.speculation_config = wanted or drafter.speculation_config
     drafter.found_under = found_under
     if drafter.has_tokenizer:
         drafter.name_or_path = str(repo_or_dir)

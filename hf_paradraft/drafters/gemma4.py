@@ -150,7 +150,8 @@ class Gemma4Drafter(KeyValueDrafter):
             )
         model = load_model(folder.path, **kwargs)
         _check_centroids(model, folder.path)
-        return cls(model)
+        saved = folder.provenance.get("speculation_config")
+        return cls(model, SpeculationConfig.from_saved(saved))
 
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Write it as transformers does, with how to use it here."""

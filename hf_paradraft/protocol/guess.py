@@ -32,7 +32,8 @@ class GuessedLogits:
             a function that computes them for a chain from the tokens before each of its tokens,
             int64 `(k,)`.
         extend: the function that reads tokens that the engine chose, and guesses after each, for
-            all sequences at once. Without it the guess is final.
+            all sequences at once: all guesses of a round have the same one. Without it the guess is
+            final.
     """
 
     logits: Tensor

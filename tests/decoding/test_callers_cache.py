@@ -218,3 +218,35 @@ def test_a_callers_sliding_cache_goes_on_sliding():
             target(torch.tensor([[3]]), **{CACHE: cache})
         slots.append(max(layer.keys.shape[-2] for layer in cache.layers))
     assert slots[0] == slots[1]
+
+
+class StopsSecond(StoppingCriteria):
+    """Stops the second text at nine tokens, which drafts may have passed."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([False, input_ids.shape[1] >= 9])
+
+
+def test_tokens_that_a_criterion_takes_back_leave_the_cache():
+    target = tiny_model()
+    drafter = near_copy(target)
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(6, None, never_slower=False)
+    for seed in range(12):
+        ids = torch.randint(0, 30, (2, 5), generator=torch.Generator().manual_seed(seed))
+        options = {
+            "attention_mask": torch.ones_like(ids),
+            "max_new_tokens": 14,
+            "eos_token_id": 30,
+            "pad_token_id": 0,
+            "do_sample": False,
+            "return_dict_in_generate": True,
+        }
+        plain, drafted = (
+            target.generate(ids, stopping_criteria=[StopsSecond()], **options, **given)
+            for given in ({}, {"assistant_model": drafter})
+        )
+        assert torch.equal(plain.sequences, drafted.sequences)
+        for layer, other in zip(
+            plain[CACHE_FIELD].layers, drafted[CACHE_FIELD].layers, strict=True
+        ):
+            assert torch.allclose(layer.keys, other.keys)

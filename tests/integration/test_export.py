@@ -243,3 +243,14 @@ def test_feature_drafters_are_not_exported(tmp_path):
     )
     with pytest.raises(ValueError, match="writes the speculators layout"):
         export(tmp_path / "drafter", tmp_path / "out", Engine.vllm)
+
+
+def test_saved_options_go_along(tmp_path):
+    target = tiny_model(num_hidden_layers=7)
+    drafter = hf_paradraft.Eagle3Drafter.from_target(target, 3, vocabulary=torch.arange(0, 32, 2))
+    drafter.speculation_config = hf_paradraft.SpeculationConfig(3, 33, never_slower=False)
+    target.save_pretrained(tmp_path / "target")
+    drafter.save_pretrained(tmp_path / "drafter")
+    export(tmp_path / "drafter", tmp_path / "out", Engine.vllm, str(tmp_path / "target"))
+    again = hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "out")
+    assert again.speculation_config == drafter.speculation_config

@@ -40,10 +40,10 @@ NO_VERBS = {
 # from another folder, whose limit falls by as much.
 LIMITS = {
     "protocol": (2_456, 2_000),
-    "decoding": (25_773, 22_000),
+    "decoding": (25_840, 22_000),
     "copies": (3_840, 3_500),
     "rules": (4_840, 4_500),
-    "drafters": (52_474, 48_000),
+    "drafters": (52_575, 48_000),
     "pearl": (5_346, 5_500),
     "training": (21_682, 17_000),
     "integration": (6_460, 5_000),
@@ -55,9 +55,9 @@ LIMITS = {
     "demo": (1_978, 3_000),
     "elsewhere": (8_492, 7_000),
     "loop files": (25, 26),
-    "loop tokens": (24_245, 25_000),
+    "loop tokens": (24_312, 25_000),
     "package files": (178, 160),
-    "package tokens": (162_032, 140_000),
+    "package tokens": (162_200, 140_000),
 }
 
 

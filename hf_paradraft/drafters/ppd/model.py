@@ -113,6 +113,10 @@ class PpdDrafter(SavedDrafter):
         path = next(path for path, module in base.named_modules() if module is embedding)
         return cls(prompts.detach(), embedding.config(), f"base_model.model.{path}.ppd_prompts")
 
+    def eval(self) -> PpdDrafter:
+        """Return itself, for prompts have no training mode."""
+        return self
+
     def to(self, *args: Any, **kwargs: Any) -> PpdDrafter:
         """Move or cast the prompts, as `Tensor.to`, and return itself."""
         self.prompts = self.prompts.to(*args, **kwargs)

@@ -136,7 +136,13 @@ class UnoDrafter(KeyValueDrafter):
             raise ValueError(
                 f"{folder} has an adapter config that PEFT makes no LoRA of: {error}"
             ) from None
-        return cls(config, load_file(folder.path / WEIGHTS)).configured(**{**kwargs, **OF_TARGET})
+        saved = folder.record.get("speculation_config")
+        drafter = cls(
+            config,
+            load_file(folder.path / WEIGHTS),
+            None if saved is None else SpeculationConfig.from_saved(saved),
+        )
+        return drafter.configured(**{**kwargs, **OF_TARGET})
 
     @classmethod
     def check_folder(cls, folder: DrafterFolder) -> None:
@@ -174,6 +180,10 @@ class UnoDrafter(KeyValueDrafter):
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
         """List its rank."""
         return [("rank", config.get("r", "?"))]
+
+    def eval(self) -> Self:
+        """Return itself, for drafting knows no training mode."""
+        return self
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
         """Move or cast the adapter, as `Tensor.to`, and return the drafter.
