@@ -54,7 +54,7 @@ MUTATIONS = [
         "decoding/verify.py",
         "last[row, :count] = maxsize",
         "last[row, :size] = maxsize",
-        ["tests/decoding/test_refusals.py"],
+        ["tests/decoding/test_batches.py"],
     ),
     ("decoding/verify.py", "parent + count - 1 for parent", "parent + count for parent", CACHES),
     ("decoding/verify.py", "node + rows for node in path", "node for node in path", CACHES),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import assert_lossless
-from tiny import ARCHITECTURES, EOS, near_copy, tiny_model
+from tiny import ARCHITECTURES, EOS, near_copy, tiny_model, with_prompts
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -15,7 +15,7 @@ from transformers import (
 )
 from transformers.generation.streamers import BaseStreamer
 
-from hf_paradraft import NgramDrafter, ParallelSpecDrafter, SpeculationConfig
+from hf_paradraft import NgramDrafter, ParallelSpecDrafter, PpdDrafter, SpeculationConfig
 from hf_paradraft.decoding.verify import Verifier
 
 MIXED = Gemma3TextConfig(
@@ -322,6 +322,15 @@ def test_a_batch_fills_learned_positions(size, new):
             assert_lossless(
                 target, drafter, ids, max_new_tokens=new, eos_token_id=ends, pad_token_id=0
             )
+
+
+def test_prompt_rows_stand_within_learned_positions():
+    """They guess for the round after, for which a text at its end has no positions."""
+    target = with_prompts(tiny_model("gpt2", max_position_embeddings=32), 3)
+    drafter = PpdDrafter.from_model(target)
+    drafter.speculation_config.never_slower = False
+    ids = torch.randint(1, 30, (2, 16), generator=torch.Generator().manual_seed(0))
+    assert_lossless(target, drafter, ids, max_new_tokens=16, eos_token_id=None)
 
 
 def test_right_padding_is_refused():
