@@ -66,9 +66,9 @@ MUTATIONS = [
     ),
     ("decoding/verify.py", "end = ids.shape[1] - 1", "end = ids.shape[1] - 2", LOSSLESS),
     (
-        "decoding/verify.py",
-        "if len(kept) < self.written",
-        "if len(kept) < self.written - 1",
+        "decoding/cache.py",
+        "if len(entries) < written",
+        "if len(entries) < written - 1",
         ["tests/decoding/test_recurrent.py"],
     ),
     (
@@ -80,15 +80,9 @@ MUTATIONS = [
     ("decoding/cache.py", "if begin + entry != length + offset", "if entry != offset", BATCHES),
     (
         "decoding/cache.py",
-        "DynamicLayer.crop(layer, self.end - written)",
-        "DynamicLayer.crop(layer, self.end - written + 1)",
-        CACHES,
-    ),
-    (
-        "decoding/cache.py",
-        "crop(self.cache, written - len(paths[0]))",
-        "crop(self.cache, written - len(paths[0]) - 1)",
-        ["tests/decoding/test_targets.py", "tests/decoding/test_recurrent.py"],
+        "kind.crop(layer, self.end - written)",
+        "kind.crop(layer, self.end - written + 1)",
+        [*CACHES, "tests/decoding/test_targets.py", "tests/decoding/test_recurrent.py"],
     ),
     (
         "decoding/cache.py",
@@ -97,7 +91,7 @@ MUTATIONS = [
         [*BATCHES, "tests/decoding/test_compiled.py"],
     ),
     (
-        "decoding/recurrent.py",
+        "decoding/cache.py",
         "state[rows] = saved[key][rows]",
         "state[rows] = state[rows]",
         ["tests/decoding/test_recurrent.py"],

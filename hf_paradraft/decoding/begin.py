@@ -26,7 +26,15 @@ from transformers.utils import logging
 from ..names import BaseStreamer, attention_of
 from ..protocol import Drafter, RoundStreamer, SpeculationStats
 from .batch import Batch
-from .cache import CroppedCache, RaggedCache, cache_of_call, static_cache, use_plain_layers
+from .cache import (
+    RaggedCache,
+    cache_of_call,
+    check_states,
+    record_windows,
+    recurrent_layers,
+    static_cache,
+    use_plain_layers,
+)
 from .call import Call, Terms
 from .checks import (
     ALONE,
@@ -42,7 +50,6 @@ from .checks import (
 from .drafts import DraftBuilder
 from .features import Features
 from .group import Group
-from .recurrent import States, check_roll_back, is_recurrent, record_windows
 from .sequence import Ends, Sequence, processors_of_sequences
 from .tree_attention import TreeAttention, attention_windows, or_sdpa, reads_its_own_way
 from .verify import Verifier, extend_to
@@ -111,13 +118,13 @@ def _begin(
             "This static cache holds windows alone, which drafts replace, and does not say how "
             "long it may become: leave cache (past_key_values) unset, or pass a DynamicCache."
         )
-    held = terms.read or (0 if is_recurrent(cache) else int(cache.get_seq_length()))
+    held = terms.read or (0 if recurrent_layers(cache) else int(cache.get_seq_length()))
     check_lengths(model, begin, ends.limit, begin - held, generation_config, model_kwargs)
     processors = processors_of_sequences(logits_processor, batch_size)
     # Here the cache's layers may change.
     verifier = make_verifier(model, input_ids, ends.limit, used, model_kwargs, features, held)
     hands_back = generation_config.return_dict_in_generate or asked.callers_cache
-    if criteria and hands_back and batch_size > 1 and verifier.states is not None:
+    if criteria and hands_back and batch_size > 1 and verifier.cache.linear:
         raise Refused(
             "A criterion may take tokens back, and a recurrent state cannot: where such a target's "
             "cache is handed back, call generate once per prompt."
@@ -283,7 +290,7 @@ def make_verifier(
     config, (batch_size, begin) = drafter.speculation_config, input_ids.shape
     most_rows = max(config.max_nodes, drafter.max_rows)
     cache = cache_of_call(model_kwargs)
-    recurrent = is_recurrent(cache)
+    recurrent = bool(recurrent_layers(cache))
     windows = None if reads_its_own_way(model) else attention_windows(model, recurrent)
     num_slots = limit + 2 + most_rows
     per_token = extend_to(limit + 1, model_kwargs)
@@ -294,7 +301,7 @@ def make_verifier(
     )
     explicit = explicit and not (recurrent and batch_size == 1)
     if recurrent and not held:
-        check_roll_back(cache)
+        check_states(cache)
     if recurrent and not explicit and batch_size > 1:
         raise Refused(
             f"{type(model).__name__} is served one prompt at a time with a drafter, for its "
@@ -311,11 +318,10 @@ def make_verifier(
             "served one prompt at a time and with a dynamic cache only: call generate once per "
             f"prompt, without cache_implementation{or_sdpa(model)}."
         )
-    states = States(cache) if recurrent else None
+    rows = RaggedCache(cache, batch_size, held)
     if not explicit:
-        record_windows(cache) if recurrent else cache.activate_past_recording()
-        row = CroppedCache(cache, held)
-        return Verifier(model, model_kwargs, per_token, row, begin, None, states, features)
+        record_windows(cache)
+        return Verifier(model, model_kwargs, per_token, rows, begin, None, features)
     mask = model_kwargs.get("attention_mask")
     mask = torch.ones_like(input_ids) if mask is None else mask
     positions = (
@@ -326,8 +332,5 @@ def make_verifier(
     attention = TreeAttention(
         windows, mask, positions.expand(batch_size), model.dtype, input_ids.device
     )
-    rows = RaggedCache(cache, batch_size, held)
     row_counts = config.row_counts(most_rows) if cache.is_compileable else None
-    return Verifier(
-        model, model_kwargs, per_token, rows, begin, attention, states, features, row_counts
-    )
+    return Verifier(model, model_kwargs, per_token, rows, begin, attention, features, row_counts)

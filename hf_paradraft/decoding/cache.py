@@ -1,10 +1,13 @@
-"""The target's cache: checks of its kind, and keeping the accepted path of every row."""
+"""The target's cache: checks of its kind, keeping the accepted path of every row, and recurrent
+states, which are put back instead.
+"""
 
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import (
     Cache,
     DynamicLayer,
@@ -15,8 +18,13 @@ from transformers import (
     StaticSlidingWindowLayer,
 )
 
-from ..names import DynamicSlidingWindowLayer, cache_in, is_foreign, stores_nothing
-from .recurrent import crop
+from ..names import (
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    cache_in,
+    is_foreign,
+    stores_nothing,
+)
 
 # static caches made here are this long, or a multiple: calls of different lengths share a compiled
 # forward
@@ -95,49 +103,72 @@ def use_plain_layers(cache: Cache, num_slots: int) -> bool:
     return all(type(layer) in (DynamicLayer, StaticLayer) for layer in layers)
 
 
-class CroppedCache:
-    """A cache of one row as transformers keeps it, which drops its last tokens.
+def recurrent_layers(cache: Cache) -> list[Any]:
+    """List the layers of a cache that hold a recurrent state.
 
-    Args:
-        cache: a cache of any kind that `crop` can shorten.
-        length: the number of its entries.
+    They may have keys and values in addition.
     """
+    return [layer for layer in cache.layers if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
-    num_slots = None
 
-    def __init__(self, cache: Cache, length: int):
-        self.cache, self.lengths = cache, [length]
+def check_states(cache: Cache) -> None:
+    """Refuse recurrent states that cannot be put back.
 
-    def keep(self, paths: list[list[int]], written: int) -> None:
-        """Keep the first of the last forward's entries, as `RaggedCache.keep`.
+    Raises:
+        ValueError: the cache is static, or its states have read tokens already.
+    """
+    if any(isinstance(layer, StaticLayer) for layer in cache.layers):
+        raise ValueError(
+            "Static caches with recurrent layers cannot roll back: leave cache_implementation "
+            "unset."
+        )
+    if any(any(layer.has_previous_state.values()) for layer in recurrent_layers(cache)):
+        raise ValueError(
+            "A recurrent state cannot be continued with a drafter: leave cache (past_key_values) "
+            "unset."
+        )
 
-        Sliding windows shrink to their size.
-        """
-        self.lengths = [self.lengths[0] + len(paths[0])]
-        crop(self.cache, written - len(paths[0]))
 
-    def forget(self, counts: list[int]) -> None:
-        """Drop the last entries, as `RaggedCache.forget`."""
-        self.lengths = [self.lengths[0] - counts[0]]
-        crop(self.cache, counts[0])
+def record_windows(cache: Cache) -> None:
+    """Let sliding windows keep what they push out, until the cache shrinks."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            DynamicSlidingWindowLayer.activate_past_recording(layer)
+
+
+def stop_recording(cache: Cache) -> None:
+    """Let sliding windows and states drop old entries as they are pushed out.
+
+    They do so by themselves where nothing is recorded.
+    """
+    for layer in cache.layers:
+        if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionCacheLayerMixin):
+            layer.record_past = False
 
 
 class RaggedCache:
-    """A key-value cache whose rows grow at their own pace.
+    """A cache of keys and values whose rows grow at their own pace, with its recurrent states.
 
     Row `r` has its tokens in the slots before `lengths[r]`; a forward writes its new entries, for
     all rows alike, from slot `end` on, the longest row's length. Afterwards `keep` moves each row's
     accepted ones down to its own end. Slots between a row's end and `end` are stale, and
     `TreeAttention` hides them.
 
+    Layers with linear attention or a state space hold a recurrent state, which cannot drop its last
+    tokens. It is copied before a draft is read; after a rejection the copy comes back, and the next
+    forward reads the accepted tokens again, in front of its own draft.
+
     Args:
-        cache: a cache with plain layers only, dynamic or static, holding `length` entries per row.
+        cache: a cache, dynamic or static, holding `length` entries per row. Only plain layers can
+            move entries; those of any kind can drop the last ones of a single row.
         batch_size: the number of rows.
         length: the length of all rows.
     """
 
     def __init__(self, cache: Cache, batch_size: int, length: int):
         self.cache, self.lengths = cache, [length] * batch_size
+        self.linear = recurrent_layers(cache)
+        self.saved: list[dict[int, Tensor | None]] = []  # the last copy of the states
 
     @property
     def end(self) -> int:
@@ -147,17 +178,22 @@ class RaggedCache:
     @property
     def num_slots(self) -> int | None:
         """The width of a static cache, None for a dynamic one."""
-        return self.cache.layers[0].max_cache_len if self.cache.is_compileable else None
+        static = (layer for layer in self.cache.layers if isinstance(layer, StaticLayer))
+        return next((layer.max_cache_len for layer in static), None)
 
     def keep(self, paths: list[list[int]], written: int) -> None:
         """Keep some of the last forward's entries, and drop the rest.
 
-        Nothing is computed again.
+        Nothing is computed again. A row with a recurrent state keeps all of them, or none.
 
         Args:
             paths: for each row, the indices of its new entries in the order of its tokens.
             written: the number of new entries per row of that forward.
         """
+        if self.linear:
+            back = [row for row, entries in enumerate(paths) if len(entries) < written]
+            self._restore_states(back)
+            paths = [[] if row in back else entries for row, entries in enumerate(paths)]
         begin = self.end
         moves = [
             (row, begin + entry, length + offset)
@@ -177,7 +213,7 @@ class RaggedCache:
         self.shrink(begin + written)
 
     def forget(self, counts: list[int]) -> None:
-        """Drop the last entries of each row.
+        """Drop the last entries of each row; recurrent states stay as they are.
 
         Args:
             counts: the number of entries to drop, by row.
@@ -189,14 +225,17 @@ class RaggedCache:
     def shrink(self, written: int) -> None:
         """Let the cache, which ended at slot `written`, end where the longest row does.
 
-        Entries after it are not needed.
+        Entries after it are not needed, nor those that sliding windows have pushed out.
         """
         for layer in self.layers():
             if isinstance(layer, StaticLayer):
                 layer.cumulative_length.fill_(self.end)
-            else:
-                # not the recurrent state that such a layer may have in addition
-                DynamicLayer.crop(layer, self.end - written)
+                continue
+            kind = type(layer)
+            if isinstance(layer, LinearAttentionCacheLayerMixin):  # its keys and values alone
+                slides = isinstance(layer, DynamicSlidingWindowLayer)
+                kind = DynamicSlidingWindowLayer if slides else DynamicLayer
+            kind.crop(layer, self.end - written)
 
     def layers(self) -> Iterator[DynamicLayer | StaticLayer]:
         """Yield the layers that hold keys and values of their own."""
@@ -204,3 +243,26 @@ class RaggedCache:
             layer for layer in self.cache.layers if isinstance(layer, DynamicLayer | StaticLayer)
         )
         return (layer for layer in attention if layer.is_initialized)
+
+    def copy_states(self) -> None:
+        """Copy the recurrent states, if there are any."""
+        self.saved = [
+            {key: state if state is None else state.clone() for key, state in states.items()}
+            for states in self._states()
+        ]
+
+    def _restore_states(self, rows: list[int]) -> None:
+        """Restore the copied states of some rows, if any."""
+        for current, saved in zip(self._states(), self.saved, strict=True) if rows else ():
+            for key, state in current.items():
+                if state is not None and len(rows) < len(state):
+                    state[rows] = saved[key][rows]
+                else:  # also where it has grown
+                    current[key] = saved[key]
+
+    def _states(self) -> list[dict[int, Tensor | None]]:
+        return [
+            states
+            for layer in self.linear
+            for states in (layer.conv_states, layer.recurrent_states)
+        ]

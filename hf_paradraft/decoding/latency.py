@@ -16,8 +16,8 @@ from ..hardware import device_name, input_device
 from ..names import attention_of, with_cache
 from ..notes import notes_on
 from .budget import RowLatency
+from .cache import record_windows, recurrent_layers
 from .checks import context_of
-from .recurrent import is_recurrent, record_windows
 from .tree_attention import attention_windows, grouped_heads, without_cudnn_attention
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -74,11 +74,9 @@ def measure(model: PreTrainedModel) -> RowLatency:
     device = input_device(model)
     synchronise = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    recurrent = is_recurrent(cache)  # its states have one size, whatever they have read
-    if recurrent:
+    recurrent = recurrent_layers(cache)  # their states have one size, whatever they have read
+    if recurrent or attention_windows(model) is None:
         record_windows(cache)
-    elif attention_windows(model) is None:
-        cache.activate_past_recording()
     else:
         cache = DynamicCache()  # every layer keeps every token, as in rounds with trees
     given = with_cache(model, cache)

@@ -13,14 +13,16 @@ from transformers import DynamicLayer, PreTrainedModel
 
 from ..names import with_cache
 from ..protocol import Draft
-from .cache import CroppedCache, RaggedCache, replace_layers
+from .cache import RaggedCache, replace_layers, stop_recording
 from .checks import Refused, context_of
 from .compiled import compiled_forward
 from .features import Features
-from .recurrent import MOST_UNREAD, States, stop_recording
 from .sequence import Sequence
 from .tree_attention import TreeAttention, grouped_heads, tree_shape
 
+# the most tokens that a recurrent state may lack, which are read again with every draft; beyond it
+# a round without a draft reads them into the state
+MOST_UNREAD = 32
 PER_TOKEN = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 
 
@@ -70,7 +72,6 @@ class Verifier:
         cache: that cache, row by row.
         begin: the number of the prompt's tokens.
         attention: the maker of masks and positions; None: transformers makes them.
-        states: the recurrent layers' states; None: there are none.
         features: the hidden states that the drafter reads, outputs of a compiled forward.
         row_counts: the numbers of rows that a later forward may have, if it is compiled for these;
             None for as few as are needed.
@@ -86,17 +87,15 @@ class Verifier:
         model: PreTrainedModel,
         model_kwargs: dict[str, Any],
         per_token: dict[str, Tensor],
-        cache: CroppedCache | RaggedCache,
+        cache: RaggedCache,
         begin: int,
         attention: TreeAttention | None,
-        states: States | None,
         features: Features,
         row_counts: list[int] | None = None,
     ):
         self.model, self.model_kwargs, self.per_token = model, model_kwargs, per_token
-        self.begin = begin
-        self.cache: Any = cache
-        self.attention, self.states, self.row_counts = attention, states, row_counts
+        self.cache, self.begin = cache, begin
+        self.attention, self.row_counts = attention, row_counts
         self.forward = model if row_counts is None else compiled_forward(model, features)
         self.reads_features = bool(features.keys)
         self.last_position = context_of(model) - 1
@@ -107,7 +106,7 @@ class Verifier:
     @property
     def branches(self) -> bool:
         """Whether drafts may be trees."""
-        return self.attention is not None and self.states is None
+        return self.attention is not None and not self.cache.linear
 
     def may_draft(self, sequences: list[Sequence]) -> bool:
         """Tell whether drafts of all sequences can be verified now.
@@ -115,7 +114,7 @@ class Verifier:
         Over recurrent states they are verified neither with the prompt nor with more than
         `MOST_UNREAD` tokens that are read again.
         """
-        return self.states is None or (
+        return not self.cache.linear or (
             not self.reads_prompt and max(self._unread(sequences)) <= MOST_UNREAD
         )
 
@@ -126,7 +125,7 @@ class Verifier:
 
     def _unread(self, sequences: list[Sequence]) -> list[int]:
         """Count the tokens of each sequence that the cache lacks; 0 for an ended one."""
-        if self.states is None:  # an accepted path is kept, so that only the newest one is unread
+        if not self.cache.linear:  # an accepted path is kept, so that only the newest one is unread
             return [int(not sequence.finished) for sequence in sequences]
         pairs = zip(sequences, self.cache.lengths, strict=True)
         return [0 if sequence.finished else sequence.length - length for sequence, length in pairs]
@@ -161,8 +160,8 @@ class Verifier:
         ]
         ids = pad_sequence(texts, batch_first=True)
         size, unread = ids.shape[1] - length, length - self.cache.lengths[0]
-        if size and self.states is not None:
-            self.states.copy()
+        if size:
+            self.cache.copy_states()
         logits = self._run_as_transformers(ids, unread + size, size + 1)
         layers = self.cache.cache.layers
         # of an image it is less
@@ -193,7 +192,7 @@ class Verifier:
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
             # given an int, Gemma 4's last layers compute only those rows
-            if self.reads_features and self.states is None:
+            if self.reads_features and not self.cache.linear:
                 inputs["logits_to_keep"] = torch.arange(
                     count - logits_to_keep, count, device=ids.device
                 )
@@ -204,7 +203,7 @@ class Verifier:
     def _verify(self, sequences: list[Sequence]) -> Tensor:
         drafts, counts = [sequence.draft for sequence in sequences], self._unread(sequences)
         # the forward reads only the newest token, as in plain decoding
-        if self.states is not None and not any(map(len, drafts)):
+        if self.cache.linear and not any(map(len, drafts)):
             self.read_on([sequence.ids[0] for sequence in sequences], [n - 1 for n in counts])
             counts = self._unread(sequences)
         prefixes = [
@@ -212,7 +211,7 @@ class Verifier:
             for sequence, count in zip(sequences, counts, strict=True)
         ]
         logits = self._run(prefixes, drafts)
-        if self.states is None:
+        if not self.cache.linear:
             return logits
         pairs = zip(logits, counts, strict=True)
         return pad_sequence([rows[max(0, count - 1) :] for rows, count in pairs], batch_first=True)
@@ -241,8 +240,8 @@ class Verifier:
                     size,
                 )
             )
-        if self.states is not None and (size > 1 or 0 in counts):
-            self.states.copy()
+        if size > 1 or 0 in counts:
+            self.cache.copy_states()
         last = numpy.full((len(counts), size), self.last_position)
         # a prefix may go beyond, as in plain decoding
         for row, count in enumerate(counts):
@@ -290,18 +289,7 @@ class Verifier:
             paths: the accepted nodes to keep of each sequence, from the root down.
         """
         pairs = zip(paths, self.prefix_rows, strict=True)
-        self._keep([[*range(rows), *(node + rows for node in path)] for path, rows in pairs])
-
-    def _keep(self, entries: list[list[int]]) -> None:
-        """Keep some rows of the last forward for each sequence.
-
-        A recurrent state keeps all of them, or none.
-        """
-        if self.states is not None:
-            back = [row for row, kept in enumerate(entries) if len(kept) < self.written]
-            if back:
-                self.states.restore(back)
-            entries = [[] if row in back else kept for row, kept in enumerate(entries)]
+        entries = [[*range(rows), *(node + rows for node in path)] for path, rows in pairs]
         self.cache.keep(entries, self.written)
 
     def read_on(self, texts: list[LongTensor], counts: list[int]) -> None:
@@ -311,7 +299,7 @@ class Verifier:
         """
         nothing = [Draft.chain(text[:0]) for text in texts]
         runs = [counts]
-        if self.states is not None:
+        if self.cache.linear:
             different = sorted({count for count in counts if count > 0})
             runs = [[count * (lacks == count) for lacks in counts] for count in different]
         for wanted in runs:
@@ -321,7 +309,7 @@ class Verifier:
             # their logits are not used
             few = {"logits_to_keep": last} if "logits_to_keep" in self.model_kwargs else {}
             self._run(new, nothing, **few)
-            self._keep([[*range(some)] for some in wanted])
+            self.cache.keep([[*range(some)] for some in wanted], self.written)
 
     def finish(self, ids: LongTensor) -> None:
         """Leave the cache as plain decoding does, without the last token of `ids` `(B, n)`.

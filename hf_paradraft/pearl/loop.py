@@ -34,11 +34,9 @@ from transformers import (
 from ..copies import copies_of
 from ..decoding.batch import Batch
 from ..decoding.begin import begin_call
-from ..decoding.cache import cache_of_call
 from ..decoding.call import Call, Terms
 from ..decoding.group import Group
 from ..decoding.loop import SpeculativeOutput, output, speculative_decoding, step
-from ..decoding.recurrent import is_recurrent
 from ..decoding.tree_attention import without_cudnn_attention
 from ..decoding.trees import part
 from ..hardware import input_device
@@ -296,7 +294,7 @@ def overlapped_decoding(
     batch = begin_call(model, input_ids, *own, used, streamer, model_kwargs, terms)
     [call], [group] = batch.calls, batch.groups
     with batch:
-        check_overlap(model, drafter, is_recurrent(cache_of_call(model_kwargs)))
+        check_overlap(model, drafter, bool(batch.verifier.cache.linear))
         call.drafter = drafter
         # two threads would take turns at torch's generator
         if overlapped and call.rule.draws is not None:

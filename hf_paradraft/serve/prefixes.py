@@ -12,10 +12,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..continuous import Known, can_join
 from ..decoding.batch import Batch
-from ..decoding.cache import CroppedCache, RaggedCache
+from ..decoding.cache import RaggedCache, recurrent_layers
 from ..decoding.checks import changes_its_scale
 from ..decoding.joining import bytes_of, row_of
-from ..decoding.recurrent import is_recurrent
 from ..integration.look import reads_exactly
 from ..protocol import Drafter, Drafting
 
@@ -33,7 +32,7 @@ class Text:
     """
 
     ids: numpy.ndarray
-    cache: RaggedCache | CroppedCache
+    cache: RaggedCache
     drafting: Drafting | None
     nbytes: int
 
@@ -44,9 +43,9 @@ class Text:
         states, all are known or none.
         """
         common, [read] = num_common(self.ids, ids), self.cache.lengths
-        if isinstance(self.cache, RaggedCache):
-            return min(read, common - 1)
-        return read if read <= common and read < len(ids) else 0
+        if self.cache.linear:
+            return read if read <= common and read < len(ids) else 0
+        return min(read, common - 1)
 
 
 def num_common(ids: numpy.ndarray, others: numpy.ndarray) -> int:
@@ -60,8 +59,8 @@ def reads_in_pieces(target: PreTrainedModel, drafter: Drafter | None) -> bool:
     if drafter is not None and drafter.speculation_config.compile:
         return False
     cache = DynamicCache(config=target.config.get_text_config(decoder=True))
-    goes_on = can_join(target) or is_recurrent(cache)
-    return goes_on and changes_its_scale(target) is None and reads_exactly(target, False)
+    goes_on = can_join(target) or recurrent_layers(cache)
+    return bool(goes_on) and changes_its_scale(target) is None and reads_exactly(target, False)
 
 
 class PrefixCache:
@@ -110,11 +109,11 @@ class PrefixCache:
         read, ids = whole.lengths[number], sequence.ids[0, : sequence.length].cpu().numpy()
         if read < 1 or not self.limit:
             return
-        ragged = isinstance(whole, RaggedCache)
         stays = [
             text
             for text in self.texts
-            if num_common(text.ids, ids) < len(text.ids) + (not ragged and len(text.ids) < len(ids))
+            if num_common(text.ids, ids)
+            < len(text.ids) + (bool(whole.linear) and len(text.ids) < len(ids))
         ]
         group = next(group for group in batch.groups if sequence.call in group.calls)
         row = next(row for row, one in enumerate(group.sequences) if one is sequence)
@@ -128,6 +127,8 @@ class PrefixCache:
         self.texts = texts
 
 
-def _copy(cache: RaggedCache | CroppedCache, row: int, length: int) -> RaggedCache | CroppedCache:
-    """Copy the beginning of a row; a cache with recurrent states is copied whole."""
-    return row_of(cache, row, length) if isinstance(cache, RaggedCache) else copy.deepcopy(cache)
+def _copy(cache: RaggedCache, row: int, length: int) -> RaggedCache:
+    """Copy the beginning of a row; a cache of one row with recurrent states is copied whole."""
+    if cache.linear:
+        return RaggedCache(copy.deepcopy(cache.cache), 1, cache.lengths[0])
+    return row_of(cache, row, length)
