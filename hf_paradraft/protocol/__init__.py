@@ -1,9 +1,8 @@
 """The protocol between drafters and engine."""
 
 from .config import SpeculationConfig
-from .draft import Draft, PromptRows
+from .draft import Draft, Guess, GuessedLogits, GuessedTokens, PromptRows
 from .drafter import Drafter, Drafting, Observation, Prefix
-from .guess import Guess, GuessedLogits, GuessedTokens
 from .stats import Round, RoundStreamer, RoundTrace, SequenceRound, SpeculationStats
 
 __all__ = [

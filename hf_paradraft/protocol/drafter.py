@@ -11,7 +11,7 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from .config import SpeculationConfig
-from .guess import Guess
+from .draft import Guess
 from .stats import SpeculationStats
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import LongTensor, Tensor, nn
 
-from ...protocol.guess import Bias
+from ...protocol.draft import Bias
 from ..formats.layout import DFLASH2
 from .config import BlockConfig
 from .model import DFlashDrafter

@@ -11,7 +11,7 @@ from torch import LongTensor, Tensor, nn
 from transformers import PreTrainedModel
 
 from ...protocol import GuessedLogits
-from ...protocol.guess import Bias
+from ...protocol.draft import Bias
 from ..formats.layout import DSPARK
 from .config import BlockConfig
 from .model import DFlashDrafter

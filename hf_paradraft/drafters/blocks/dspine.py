@@ -16,7 +16,7 @@ from torch import LongTensor, Tensor, nn
 
 from ...names import with_cache
 from ...protocol import GuessedLogits
-from ...protocol.guess import Bias
+from ...protocol.draft import Bias
 from ..formats.layout import DSPINE
 from ..layers import turns
 from ..reading.network import Mask

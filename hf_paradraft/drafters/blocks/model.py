@@ -21,8 +21,8 @@ from ...decoding.features import layers_of
 from ...decoding.tree_attention import TreeAttention, attention_windows
 from ...outer_names import apply_rotary_pos_emb
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
+from ...protocol.draft import Bias
 from ...protocol.drafter import FeatureKey
-from ...protocol.guess import Bias
 from ..feature_drafter import FeatureDrafter
 from ..formats.files import published
 from ..formats.layout import DFLASH
