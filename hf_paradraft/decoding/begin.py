@@ -332,5 +332,8 @@ def make_verifier(
     attention = TreeAttention(
         windows, mask, positions.expand(batch_size), model.dtype, input_ids.device
     )
-    row_counts = config.row_counts(most_rows) if cache.is_compileable else None
+    row_counts = None
+    if config.compile and cache.is_compileable:  # a forward is compiled for each of these
+        smaller = [1, 17, 33] if config.tree_size == "auto" and most_rows > 32 else [1]
+        row_counts = [*smaller, 1 + most_rows]
     return Verifier(model, model_kwargs, per_token, rows, begin, attention, features, row_counts)

@@ -119,13 +119,3 @@ class SpeculationConfig:
         It is 0 if nothing is compiled.
         """
         return self.num_draft_tokens + 1 if self.compile else 0
-
-    def row_counts(self, most: int) -> list[int] | None:
-        """List the row counts that a compiled target forward is padded to.
-
-        Returns:
-            The counts for `most` drafted rows; None if the forward is not compiled.
-        """
-        if not self.compile:
-            return None
-        return [*([1, 17, 33] if self.tree_size == "auto" and most > 32 else [1]), 1 + most]
