@@ -46,8 +46,8 @@ MUTATIONS = [
     ("decoding/accept.py", "buffer[0, length] = token", "buffer[0, length - 1] = token", LOSSLESS),
     (
         "decoding/sequence.py",
-        "sequence.accepted.num_read = len(sequence.accepted.path)",
-        "sequence.accepted.num_read = len(sequence.accepted.path) + 1",
+        "outcome.num_read = len(outcome.accepted)",
+        "outcome.num_read = len(outcome.accepted) + 1",
         ["tests/decoding/test_callers_cache.py"],
     ),
     (

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..protocol import Round
+from ..protocol import Round, SequenceRound
 from .call import Call
 from .group import Group
-from .sequence import Accepted, Sequence, advance
+from .sequence import Sequence, advance
 
 
 class Batch:
@@ -91,7 +91,8 @@ class Batch:
     def accept(self, logits: Tensor, choices: list[list[int]] | None) -> None:
         """Judge every sequence's draft, and take its new tokens."""
         for sequence in self.sequences:
-            sequence.accepted = None if sequence.finished else Accepted(sequence.length)
+            new = SequenceRound(sequence.row, sequence.draft, begin=sequence.length)
+            sequence.outcome = None if sequence.finished else new
         for call in self.calls:
             with self._for(call):
                 if call.terms.in_step is not None:
@@ -123,9 +124,9 @@ class Batch:
 
     def roll_back(self) -> None:
         """Drop rejected tokens from the cache."""
-        accepted = [sequence.accepted for sequence in self.sequences]
+        outcomes = [sequence.outcome for sequence in self.sequences]
         self.verifier.keep(
-            [[] if result is None else result.path[: result.num_read] for result in accepted]
+            [[] if one is None else one.accepted[: one.num_read] for one in outcomes]
         )
 
     def tell(

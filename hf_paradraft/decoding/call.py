@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -156,11 +156,8 @@ class Call:
         """Record a round in the statistics, the odds of the draws and a round streamer."""
         for sequence in self.sequences:
             race, sequence.race = sequence.race, None
-            if (
-                race is not None
-                and sequence.accepted is not None
-                and race.length == sequence.accepted.begin
-            ):
+            outcome = sequence.outcome
+            if race is not None and outcome is not None and race.length == outcome.begin:
                 race.learn(sequence.emitted)
         self.stats.add(record, self.config.trace)
         if isinstance(self.streamer, RoundStreamer):
@@ -171,15 +168,9 @@ class Call:
     def parts(self) -> list[SequenceRound]:
         """List each sequence's part of the last round, without sequences that had ended before."""
         return [
-            SequenceRound(
-                index,
-                sequence.draft,
-                sequence.accepted.path[: len(sequence.emitted)],
-                sequence.emitted,
-                sequence.accepted.judged,
-            )
-            for index, sequence in enumerate(self.sequences)
-            if sequence.accepted is not None and sequence.emitted
+            replace(outcome, accepted=outcome.accepted[: len(emitted)], emitted=emitted)
+            for sequence in self.sequences
+            if (outcome := sequence.outcome) is not None and (emitted := sequence.emitted)
         ]
 
     def break_off(self) -> None:

@@ -111,18 +111,18 @@ class Group:
         """
         observations = [
             None
-            if sequence.accepted is None
+            if sequence.outcome is None
             else self._observation(sequence, logits[sequence.place], prefix_rows[sequence.place])
             for sequence in self.sequences
         ]
         self.drafting.observe(observations)
 
     def _observation(self, sequence: Sequence, logits: Tensor, prefix_rows: int) -> Observation:
-        draft, accepted = sequence.draft, sequence.accepted
-        tokens = sequence.ids[0, accepted.begin : sequence.length]
+        draft, outcome = sequence.draft, sequence.outcome
+        tokens = sequence.ids[0, outcome.begin : sequence.length]
         prompts = None
         if draft.prompt_rows is not None:
-            end = accepted.path[-1] if accepted.path else -1
+            end = outcome.accepted[-1] if outcome.accepted else -1
             below = [
                 1 + len(draft) + index
                 for index, node in enumerate(draft.prompt_rows.nodes)
@@ -131,9 +131,9 @@ class Group:
             prompts = logits[below].float() if below else None
         read = [
             *range(prefix_rows),
-            *(prefix_rows + node for node in accepted.path[: accepted.num_read]),
+            *(prefix_rows + node for node in outcome.accepted[: outcome.num_read]),
         ]
-        return self.show(sequence, tokens, accepted.begin - prefix_rows, read, prompts)
+        return self.show(sequence, tokens, outcome.begin - prefix_rows, read, prompts)
 
     def show(
         self,

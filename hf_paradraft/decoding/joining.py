@@ -82,7 +82,7 @@ def leave(batch: Batch) -> list[Call]:
         crop_left(cache, select_masks(batch.verifier.attention, going_on))
     for sequence in batch.sequences:
         if sequence.finished:
-            sequence.accepted = None
+            sequence.outcome = None
     batch.sequences = [batch.sequences[row] for row in going_on]
     over = [call for call in batch.calls if call.finished]
     batch.calls = [call for call in batch.calls if not call.finished]

@@ -16,30 +16,8 @@ from transformers import (
 )
 
 from ..names import treats_rows_alike
-from ..protocol import Draft, Prefix
+from ..protocol import Draft, Prefix, SequenceRound
 from .accept import Emitted, Greedy, Rule, accept
-
-
-@dataclass
-class Accepted:
-    """A sequence's part of a round, filled while it is judged.
-
-    After an error it holds the tokens that were judged before.
-
-    Attributes:
-        begin: the sequence's length before the round.
-        path: the accepted nodes, from the root down.
-        num_read: the number of them that plain decoding would have read by now: all but the newest
-            token, if that was drafted.
-        judged: the number of draft positions that were accepted or rejected.
-        tokens: the ids of new tokens, on the host; those after the text's end are not part of it.
-    """
-
-    begin: int
-    path: list[int] = field(default_factory=list)
-    num_read: int = 0
-    judged: int = 0
-    tokens: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -61,7 +39,7 @@ class Sequence:
             their features.
         scores, logits: `(1, V)` for each new token, if the caller asks for them.
         draft: the draft that is verified in this round; None before the first one.
-        accepted: the draft's result; None for a sequence that had ended before.
+        outcome: its part of the last round; None for a sequence that had ended before.
         context: the number of positions that the target has.
         call: the call that it belongs to.
         row: its place in the call.
@@ -81,7 +59,7 @@ class Sequence:
     scores: list[Tensor] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
     draft: Draft | None = None
-    accepted: Accepted | None = None
+    outcome: SequenceRound | None = None
     context: int = maxsize
     call: Any = None  # decoding.call.Call
     row: int = 0
@@ -110,7 +88,7 @@ class Sequence:
     @property
     def emitted(self) -> list[int]:
         """The tokens of its text that are new in the last round."""
-        return self.accepted.tokens[: self.end - self.accepted.begin]
+        return self.outcome.emitted[: max(0, self.end - self.outcome.begin)]
 
     @property
     def end(self) -> int:
@@ -121,9 +99,9 @@ class Sequence:
         """Go back to `length` tokens, `begin` of which are the prompt's, and end there."""
         self.length, self.finished = length, True
         del self.scores[length - begin :], self.logits[length - begin :]
-        if (accepted := self.accepted) is not None:
-            del accepted.path[max(0, length - accepted.begin) :]
-            accepted.num_read = min(accepted.num_read, max(0, length - accepted.begin - 1))
+        if (outcome := self.outcome) is not None:
+            del outcome.accepted[max(0, length - outcome.begin) :]
+            outcome.num_read = min(outcome.num_read, max(0, length - outcome.begin - 1))
 
 
 @dataclass
@@ -161,14 +139,20 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
         choices: the most probable token of each row of `logits`, if only that decides.
         ends: the conditions that end the sequence.
     """
-    draft, begin = sequence.draft, sequence.accepted.begin
+    outcome = sequence.outcome
     for emitted in accept(
-        draft, logits, sequence.ids, begin, sequence.logits_processor, sequence.rule, choices
+        outcome.draft,
+        logits,
+        sequence.ids,
+        outcome.begin,
+        sequence.logits_processor,
+        sequence.rule,
+        choices,
     ):
         take(sequence, emitted, ends)
         if sequence.finished:
             return
-        sequence.accepted.num_read = len(sequence.accepted.path)
+        outcome.num_read = len(outcome.accepted)
 
 
 def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
@@ -176,12 +160,12 @@ def take(sequence: Sequence, emitted: Emitted, ends: Ends) -> None:
 
     The sequence's buffer holds the token already.
     """
-    draft, accepted = sequence.draft, sequence.accepted
-    path = accepted.path
-    accepted.judged += bool(draft.children(path[-1] if path else -1))
+    outcome, draft = sequence.outcome, sequence.draft
+    path = outcome.accepted
+    outcome.judged += bool(draft.children(path[-1] if path else -1))
     if emitted.node is not None:
         path.append(emitted.node)
-    accepted.tokens.append(emitted.token)
+    outcome.emitted.append(emitted.token)
     sequence.length += 1
     if ends.keep_scores:
         # a processor's own dtype

@@ -235,12 +235,12 @@ class Windows:
         begin = 0 if self.drafted_first else 1  # a window's first was the target's own token
         self.windows = []
         for sequence, ahead in zip(self.call.sequences, self.ahead, strict=True):
-            accepted, next_window = sequence.accepted, self.nothing
-            if accepted is not None:
-                window, right = len(sequence.draft), len(accepted.path)
-                for depth in range(min(accepted.judged, window, self.schedule.most - begin)):
+            outcome, next_window = sequence.outcome, self.nothing
+            if outcome is not None:
+                window, right = len(sequence.draft), len(outcome.accepted)
+                for depth in range(min(outcome.judged, window, self.schedule.most - begin)):
                     self.schedule.observe_guess(begin + depth, depth < right)
-                new = accepted.tokens[: sequence.length - accepted.begin]
+                new = outcome.emitted[: sequence.length - outcome.begin]
                 if len(ahead) and right == window and len(new) == window + 1:
                     guessed = ahead.token_ids[0] == new[-1]
                     self.schedule.observe_guess(0, guessed)

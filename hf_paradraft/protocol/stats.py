@@ -10,7 +10,9 @@ from .draft import Draft
 
 @dataclass
 class SequenceRound:
-    """One sequence's part of a round.
+    """One sequence's part of a round, filled while its draft is judged.
+
+    After an error it holds the tokens that were judged before.
 
     Attributes:
         row: the sequence's place in the call's batch.
@@ -19,13 +21,18 @@ class SequenceRound:
         emitted: ids of the new tokens, the target's own last, unless the text ended before it.
         judged: the number of draft positions that were accepted or rejected; later ones were never
             compared.
+        begin: the sequence's length before the round.
+        num_read: the number of accepted nodes that plain decoding would have read by now: all but
+            the newest token, if that was drafted.
     """
 
     row: int
     draft: Draft
-    accepted: list[int]
-    emitted: list[int]
-    judged: int
+    accepted: list[int] = field(default_factory=list)
+    emitted: list[int] = field(default_factory=list)
+    judged: int = 0
+    begin: int = 0
+    num_read: int = 0
 
 
 @dataclass

@@ -31,7 +31,7 @@ def advance_in_step(logits_processor: Processors, call: Call, logits: list[Tenso
             return
         length = call.sequences[0].length
         for sequence in call.sequences:
-            sequence.accepted.num_read = len(sequence.accepted.path)
+            sequence.outcome.num_read = len(sequence.outcome.accepted)
         raw = torch.stack(
             [read[node + 1] for read, node in zip(logits, nodes, strict=True)]
         ).float()

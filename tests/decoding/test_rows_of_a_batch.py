@@ -273,3 +273,17 @@ def test_statistics_forget_what_a_criterion_took_back():
     assert out.shape[1] == 12
     assert [row.num_emitted for row in drafter.last_stats.by_row] == [5, 5, 5]
     assert drafter.last_stats.num_emitted == 15
+
+
+def test_statistics_count_no_padding():
+    """A row that has ended goes on with padding, which is none of its tokens."""
+    target = tiny_model()
+    drafter = near_copy(target, 0.001)
+    for end in (4, 7, 11):
+        drafter.speculation_config = SpeculationConfig(4, None, never_slower=False)
+        plain, _ = both(target, drafter, lambda: Banned([[1], [2], [4]]), end - 3, eos_token_id=end)
+        texts = plain[0][:, 7:].tolist()
+        lengths = [[*text, end].index(end) + 1 for text in texts]
+        assert [row.num_emitted for row in drafter.last_stats.by_row] == [
+            min(length, 30) for length in lengths
+        ]
