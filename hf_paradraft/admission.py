@@ -167,7 +167,7 @@ def admit(
     # A processor that may know the rows of a batch is shown all of them; and a criterion may draw,
     # or write, where texts are drawn in turn.
     knows_rows = not all(map(treats_rows_alike, logits_processor))
-    if rule.looks_ahead and input_ids.shape[0] > 1 and knows_rows:
+    if not rule.same_text and len(input_ids) > 1 and knows_rows:
         raise Refused(
             f"acceptance={drafter.speculation_config.acceptance!r} looks at texts that plain "
             "decoding never sees, and a logits processor of this batch may know its rows: leave "

@@ -48,26 +48,22 @@ class Rule:
     Attributes:
         draws: the maker of drafts (`rules.draws.Draws`) of a rule that accepts only drawn tokens;
             None: any draft will do.
-        clocked: whether the size of a draft may depend on the clock.
+        same_text: whether each token is the one that plain decoding takes: then the size of a draft
+            may depend on the clock, and processors see plain decoding's texts alone.
         rests: whether the clock may decide that a round is a plain one.
-        looks_ahead: whether processors are shown texts that plain decoding never sees.
         in_turn: whether plain decoding draws for all sequences of a batch at once, step by step.
         only_argmax: whether only the most probable token decides.
     """
 
     draws: Any = None
-    clocked = rests = True
-    looks_ahead = in_turn = only_argmax = False
+    same_text = rests = True
+    in_turn = only_argmax = False
 
     def begin(self, call: Any, vocab_size: int, generator: torch.Generator | None) -> None:
         """Begin a call that draws from `generator`, by default torch's; most rules do nothing."""
 
     def end(self) -> None:
         """End the call, also after an exception; most rules do nothing."""
-
-    def of_row(self, row: int) -> Rule:
-        """Return the rule that judges one of the call's sequences."""
-        return self
 
     def race(self, row: int, length: int, processors: LogitsProcessorList, budget: Any) -> Any:
         """Return the scorer of guesses by their chance to be the target's draw, if any.
@@ -99,13 +95,19 @@ class Rule:
         """
         return [], None
 
-    def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    def judge(self, draft: Draft, node: int, scores: Tensor, row: int) -> tuple[int, int | None]:
         """Choose the token after `node` by processed scores `(1, V)`.
+
+        Args:
+            draft: the draft of one of the call's sequences.
+            node: the node, -1 for the last known token.
+            scores: the scores after it.
+            row: the sequence's place in the call.
 
         Returns:
             The token, and the drafted child of `node` that is this token, or None.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no judge(draft, node, scores).")
+        raise NotImplementedError(f"{type(self).__name__} has no judge(draft, node, scores, row).")
 
     def draw_together(self, scores: Tensor) -> list[int] | None:
         """Draw the tokens of all sequences, at one length, from processed scores `(B, V)`.
@@ -121,7 +123,7 @@ class Greedy(Rule):
 
     only_argmax = True
 
-    def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    def judge(self, draft: Draft, node: int, scores: Tensor, row: int) -> tuple[int, int | None]:
         """Implement `Rule.judge`."""
         return child_that_is(draft, node, int(scores.argmax()))
 
@@ -139,6 +141,7 @@ def accept(
     logits_processor: LogitsProcessorList,
     rule: Rule,
     choices: list[int] | None = None,
+    row: int = 0,
 ) -> Iterator[Emitted]:
     """Yield the new tokens of a round: accepted drafts, then one token of the target's own.
 
@@ -152,8 +155,9 @@ def accept(
             token is written after it before it is yielded.
         length: the prefix's number of tokens.
         logits_processor: the sequence's logits processors.
-        rule: the sequence's acceptance rule.
+        rule: the call's acceptance rule.
         choices: the most probable token of each row, if only that decides; None: `rule` judges.
+        row: the sequence's place in the call.
     """
     if choices is not None:
         yield from _most_probable(draft, logits, buffer[0, length:], choices)
@@ -166,8 +170,10 @@ def accept(
         scores = logits_processor(buffer[:, :length], raw)
         if path:
             token, child = draft.token_ids[path[0]], path.pop(0)
+        elif rest is None:
+            token, child = rule.judge(draft, node, scores, row)
         else:
-            token, child = rule.judge(draft, node, scores) if rest is None else (drawn(rest), None)
+            token, child = drawn(rest), None
         buffer[0, length] = token
         length += 1
         yield Emitted(token, child, raw, scores)

@@ -112,7 +112,6 @@ class Call:
         self.judged, self.done = self.begin, [False] * len(self.sequences)
         for row, sequence in enumerate(self.sequences):
             sequence.call, sequence.row, sequence.place = self, row, row
-            sequence.rule = self.rule.of_row(row)
 
     @property
     def rule(self) -> Rule:

@@ -54,7 +54,7 @@ class DraftBuilder:
         self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
         self.draws = rule.draws
         # The random draws of the other rules would depend on the clock.
-        self.adaptive = config.never_slower and rule.clocked
+        self.adaptive = config.never_slower and rule.same_text
         self.may_rest = config.never_slower and rule.rests
         self.copies = copies if rule.draws is None else None
         self.rules = [rule]  # the rules of all calls that are drafted for

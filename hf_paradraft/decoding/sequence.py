@@ -17,7 +17,7 @@ from transformers import (
 
 from ..names import treats_rows_alike
 from ..protocol import Draft, Prefix, SequenceRound
-from .accept import Emitted, Greedy, Rule, accept
+from .accept import Emitted, accept
 
 
 @dataclass
@@ -30,7 +30,6 @@ class Sequence:
         logits_processor: its own processors, to be called with only this sequence.
         length: the number of tokens so far, the prompt's padding included.
         padding: the number of padding tokens before the prompt.
-        rule: its acceptance rule.
         finished: whether it has ended.
         ended: the length of its text, if that has ended and padding follows while others go on, as
             in plain decoding; None before.
@@ -51,7 +50,6 @@ class Sequence:
     logits_processor: LogitsProcessorList
     length: int
     padding: int = 0
-    rule: Rule = field(default_factory=Greedy)
     finished: bool = False
     ended: int | None = None
     asked: int = 0
@@ -146,8 +144,9 @@ def advance(sequence: Sequence, logits: Tensor, choices: list[int] | None, ends:
         sequence.ids,
         outcome.begin,
         sequence.logits_processor,
-        sequence.rule,
+        sequence.call.rule,
         choices,
+        sequence.row,
     ):
         take(sequence, emitted, ends)
         if sequence.finished:

@@ -284,7 +284,7 @@ def overlapped_decoding(
     """
     started = perf_counter()
     schedule, config = schedule_of(model, drafter), drafter.speculation_config
-    repeatable = terms.rule.clocked  # whatever the clock says, the text is the same
+    repeatable = terms.rule.same_text  # whatever the clock says, the text is the same
     overlapped = not (config.never_slower and repeatable) or schedule.turn()
     used = drafter.apart if overlapped and drafter.apart is not None else drafter
     if used is not drafter:

@@ -46,7 +46,7 @@ def advance_in_step(logits_processor: Processors, call: Call, logits: list[Tenso
             elif drawn is not None:
                 token, nodes[index] = child_that_is(draft, node, drawn[index])
             else:
-                token, nodes[index] = sequence.rule.judge(draft, node, scores[here])
+                token, nodes[index] = call.rule.judge(draft, node, scores[here], index)
             sequence.ids[0, length] = token
             take(sequence, Emitted(token, nodes[index], raw[here], scores[here]), call.ends)
         call.stop()

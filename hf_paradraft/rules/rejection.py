@@ -21,8 +21,7 @@ class Rejection(Rule):
     chain is judged as a whole.
     """
 
-    clocked = False
-    looks_ahead = True
+    same_text = False
 
     def __init__(self) -> None:
         self.draws = Draws()
@@ -63,7 +62,7 @@ class Rejection(Rule):
         rest = rest / rest.sum() if rest.sum() > 0 else p[accepted]
         return list(range(accepted)), rest[None]
 
-    def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    def judge(self, draft: Draft, node: int, scores: Tensor, row: int) -> tuple[int, int | None]:
         """Implement `Rule.judge`."""
         p = scores.softmax(-1)[0]
         q = None

@@ -129,9 +129,9 @@ class SameSeed(Rule):
             self.generator.set_state(self.states[self.state_index])
             return token
 
-    def of_row(self, row: int) -> Rule:
-        """Implement `Rule.of_row`."""
-        return _OfRow(self, row)
+    def judge(self, draft: Draft, node: int, scores: Tensor, row: int) -> tuple[int, int | None]:
+        """Implement `Rule.judge`."""
+        return child_that_is(draft, node, self.draw(row, scores.softmax(-1)))
 
     def race(self, row: int, length: int, processors: LogitsProcessorList, budget: Any) -> Race:
         """Implement `Rule.race`; the learned odds are kept with the budget."""
@@ -233,13 +233,3 @@ class SameSeed(Rule):
                 self.rows[index].setdefault(
                     step, block[index].clone() if len(block) > 1 else block[0]
                 )
-
-
-class _OfRow(Rule):
-    """The rule of one sequence."""
-
-    def __init__(self, whole: SameSeed, row: int):
-        self.whole, self.row = whole, row
-
-    def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
-        return child_that_is(draft, node, self.whole.draw(self.row, scores.softmax(-1)))

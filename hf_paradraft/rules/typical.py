@@ -15,8 +15,7 @@ EPSILON, DELTA = 0.09, 0.3
 class Typical(Rule):
     """A lossy rule that accepts the longest typical path, and draws a token after it."""
 
-    clocked = rests = False
-    looks_ahead = True
+    same_text = rests = False
 
     def path(
         self,
@@ -49,6 +48,6 @@ class Typical(Rule):
                 paths.append([child, *after])
         return max(paths, key=len, default=[]), None
 
-    def judge(self, draft: Draft, node: int, scores: Tensor) -> tuple[int, int | None]:
+    def judge(self, draft: Draft, node: int, scores: Tensor, row: int) -> tuple[int, int | None]:
         """Implement `Rule.judge`: draw the token after the path, and accept no further node."""
         return drawn(scores.softmax(-1)), None

@@ -167,7 +167,7 @@ def test_joint_distribution(rule, make_draft, processors, record_property):
 
 def test_chi_square_notices_a_wrong_rule():
     class AcceptsTooMuch(Rule):
-        def judge(self, draft, node, scores):
+        def judge(self, draft, node, scores, row):
             p = scores.softmax(-1)[0]
             for child in draft.children(node):
                 if torch.rand(()) < p[draft.tokens[child]] ** 0.5:
