@@ -4,7 +4,8 @@ SuffixDecoding).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import copy
+from dataclasses import dataclass, replace
 from itertools import islice, takewhile
 from statistics import fmean
 from sys import maxsize
@@ -48,28 +49,8 @@ class Copied:
         return next(most for most in CLASSES if self.length <= most)
 
 
-Counts = dict[int, list[float]]  # hits and tries, by class of match
-
-
-@dataclass
-class Text:
-    """One sequence's tokens, and its last copies.
-
-    Attributes:
-        first, onward: how often a copy's first token and later ones were right, shared by the
-            sequences of a call.
-    """
-
-    first: Counts
-    onward: Counts
-    chains: HashChains = field(default_factory=lambda: HashChains(1))
-    copies: list[Copied] = field(default_factory=list)
-    # copies of which the last compared token was wrong, from the token after it on
-    broken: list[Copied] = field(default_factory=list)
-
-
 class PromptLookup:
-    """A finder of tokens to copy for the sequences of a group.
+    """A finder of tokens to copy for one sequence.
 
     It learns how often its copies are right.
 
@@ -77,6 +58,13 @@ class PromptLookup:
         longest, shortest: the most and the fewest tokens of a match in the text itself.
         memory: a memory of other texts to copy from (`hf_paradraft.Memory`).
         vocab_size: V; ids outside of it, such as those for images, are not copied.
+
+    Attributes:
+        first, onward: how often a copy's first token and later ones were right: hits and tries, by
+            class of match, shared by the sequences of a call.
+        chains: the sequence's tokens.
+        copies: the last copies.
+        broken: copies of which the last compared token was wrong, from the token after it on.
     """
 
     deepest = DEEPEST
@@ -93,7 +81,16 @@ class PromptLookup:
         believed = [(kind, min(max(1, kind), len(FIRST)) - 1) for kind in CLASSES]
         self.first = {kind: [2.0 * FIRST[index], 2.0] for kind, index in believed}
         self.onward = {kind: [4.0 * ONWARD[index], 4.0] for kind, index in believed}
-        self.texts = list[Text]()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.chains, self.copies, self.broken = HashChains(1), list[Copied](), list[Copied]()
+
+    def for_sequence(self) -> PromptLookup:
+        """Make the lookup of a sequence of this call, which shares what it learns."""
+        other = copy.copy(self)
+        other._forget()
+        return other
 
     def begin(self, vocab_size: int) -> None:
         """Begin a call of a target with V = `vocab_size`.
@@ -121,43 +118,22 @@ class PromptLookup:
         ):
             self.memory.add(text)
 
-    def hold(self, count: int) -> None:
-        """Make room for `count` sequences in all."""
-        self.texts += [Text(self.first, self.onward) for _ in range(count - len(self.texts))]
-
-    def join(self, other: PromptLookup, count: int, joining: int) -> None:
-        """Append the `joining` sequences of another prompt lookup to `count` of its own."""
-        self.hold(count)
-        other.hold(joining)
-        self.texts += other.texts
-
-    def select(self, rows: list[int]) -> None:
-        """Keep only some of the sequences, in this order."""
-        self.hold(1 + max(rows))
-        self.texts = [self.texts[row] for row in rows]
-
-    def find(
-        self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool
-    ) -> list[list[Copy]]:
-        """Find copies for each sequence, the one with the most expected tokens first.
+    def find(self, prefix: Prefix, space: int | None, deep: bool) -> list[Copy]:
+        """Find copies after a prefix, the one with the most expected tokens first.
 
         Args:
-            prefixes: the sequences' prefixes.
-            spaces: the number of tokens that may be verified of each; None: a text's end may be
-                taken back.
-            deep: whether copies may be longer than guesses, where `spaces` allows it.
+            prefix: the sequence's prefix.
+            space: the number of tokens that may be verified; None: the text's end may be taken
+                back.
+            deep: whether copies may be longer than guesses, where `space` allows it.
         """
-        copied = []
-        for index, prefix in enumerate(prefixes):
-            self.read(index, prefix.ids[0], prefix.kept if spaces is None else prefix.ids.shape[1])
-            room = spaces[index] if deep and spaces is not None and prefix.room else prefix.room
-            copies = self.following(index, room)
-            if prefix.race is not None:
-                copies = [
-                    (tokens, prefix.race.chances(tokens, chances)) for tokens, chances in copies
-                ]
-            copied.append(copies)
-        return copied
+        self.read(prefix.ids[0], prefix.kept if space is None else prefix.ids.shape[1])
+        copies = self.following(
+            space if deep and space is not None and prefix.room else prefix.room
+        )
+        if prefix.race is None:
+            return copies
+        return [(tokens, prefix.race.chances(tokens, chances)) for tokens, chances in copies]
 
     def are_enough(
         self,
@@ -206,81 +182,73 @@ class PromptLookup:
             else Draft.chain(draft.tokens.new_tensor(tokens), None, chances)
         )
 
-    def read(self, sequence: int, ids: LongTensor, unchanged: int) -> None:
-        """Index a sequence's new tokens, and learn which of its last copies were right.
+    def read(self, ids: LongTensor, unchanged: int) -> None:
+        """Index the sequence's new tokens, and learn which of the last copies were right.
 
         Args:
-            sequence: the sequence's index.
             ids: the whole text, int64 `(n,)`.
             unchanged: the number of its first tokens that have not changed.
         """
-        self.hold(sequence + 1)
-        text = self.texts[sequence]
-        begin = text.chains.end
-        while text.chains.end > unchanged:  # something was taken back
-            text.chains.pop()
-        new = ids[text.chains.end :].tolist()
+        begin = self.chains.end
+        while self.chains.end > unchanged:  # something was taken back
+            self.chains.pop()
+        new = ids[self.chains.end :].tolist()
         for token in new:
-            text.chains.append(token)
+            self.chains.append(token)
         came = new[max(0, begin - unchanged) :]  # the tokens that the last copies guessed
         if not came:
             return
-        copies, text.copies, text.broken = text.copies, [], []
-        for copy in copies:
-            hits = [guess == token for guess, token in zip(copy.tokens, came, strict=False)]
+        copies, self.copies, self.broken = self.copies, [], []
+        for copied in copies:
+            hits = [guess == token for guess, token in zip(copied.tokens, came, strict=False)]
             right = [*hits, False].index(False)
-            for index in range(min(right + 1, len(hits)) if copy.share == 1 else 0):
-                counts = (text.onward if index else text.first)[copy.kind]
+            for index in range(min(right + 1, len(hits)) if copied.share == 1 else 0):
+                counts = (self.onward if index else self.first)[copied.kind]
                 counts[0] += index < right
                 counts[1] += 1
-            if right == len(came) - 1 < len(copy.tokens):
-                text.broken.append(
-                    replace(copy, place=copy.place + len(came), length=REALIGNED, share=1.0)
+            if right == len(came) - 1 < len(copied.tokens):
+                self.broken.append(
+                    replace(copied, place=copied.place + len(came), length=REALIGNED, share=1.0)
                 )
 
-    def following(self, sequence: int, room: int) -> list[Copy]:
-        """Find copies for a sequence, the one with the most expected tokens first.
+    def following(self, room: int) -> list[Copy]:
+        """Find copies of at most `room` tokens, the one with the most expected tokens first.
 
         One follows the longest match in the text itself, one or two the longest in the memory. A
         copy with a wrong token also goes on after it, since most edits change one token.
-
-        Args:
-            sequence: the sequence's index.
-            room: the most tokens of a copy.
         """
-        text = self.texts[sequence]
-        text.copies = self._copies(text, min(room, DEEPEST)) if room else []
-        copies = (self._with_chances(text, copy) for copy in text.copies)
+        self.copies = self._copies(min(room, DEEPEST)) if room else []
+        copies = map(self._with_chances, self.copies)
         return sorted(copies, key=lambda copy: -numpy.cumprod(copy[1]).sum())
 
-    def _copies(self, text: Text, room: int) -> list[Copied]:
+    def _copies(self, room: int) -> list[Copied]:
         """Find the copies, no two from one place."""
-        tail, found = text.chains.last(MAX_MATCH), []
-        length, places = text.chains.longest(tail, self.longest)
+        tail, found = self.chains.last(MAX_MATCH), []
+        length, places = self.chains.longest(tail, self.longest)
         if length >= self.shortest:
-            found.append(Copied(text.chains, places[0], text.chains.read(places[0], room), length))
+            found.append(Copied(self.chains, places[0], self.chains.read(places[0], room), length))
         if self.memory is not None:
             length, follows = self.memory.following(tail, room)
             found += [
                 Copied(self.memory, place, tokens, length, count / follows[0][2])
                 for place, tokens, count in follows
             ]
-        for copy in text.broken:
+        for copied in self.broken:
             if not any(
-                other.source is copy.source and other.place == copy.place for other in found
+                other.source is copied.source and other.place == copied.place for other in found
             ):
-                found.append(replace(copy, tokens=copy.source.read(copy.place, room)))
-        for copy in found:
-            known = takewhile(lambda token: 0 <= token < self.vocab_size, copy.tokens)
-            copy.tokens = [*islice(known, max(COPIED, GROWTH * copy.length))]
-        return [copy for copy in found if copy.tokens]
+                found.append(replace(copied, tokens=copied.source.read(copied.place, room)))
+        for copied in found:
+            known = takewhile(lambda token: 0 <= token < self.vocab_size, copied.tokens)
+            copied.tokens = [*islice(known, max(COPIED, GROWTH * copied.length))]
+        return [copied for copied in found if copied.tokens]
 
-    def _with_chances(self, text: Text, copy: Copied) -> Copy:
+    def _with_chances(self, copied: Copied) -> Copy:
         """Add each token's chance to a copy, from how often such copies were right."""
-        (hits, tries), (further, judged) = text.first[copy.kind], text.onward[copy.kind]
+        (hits, tries), (further, judged) = self.first[copied.kind], self.onward[copied.kind]
         first = hits / tries
-        first = first if copy.share == 1 else min(first * copy.share, 1 - first)
-        return copy.tokens, [first] + [further / judged] * (len(copy.tokens) - 1)
+        first = first if copied.share == 1 else min(first * copied.share, 1 - first)
+        return copied.tokens, [first] + [further / judged] * (len(copied.tokens) - 1)
 
 
 def with_copied(draft: Draft, copies: list[Copy], size: int) -> Draft:

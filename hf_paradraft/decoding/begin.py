@@ -140,6 +140,7 @@ def _begin(
             padding[row],
             observed=max(0, first - padding[row]),
             context=context_of(model),
+            lookup=copies.for_sequence() if copies is not None and rule.draws is None else None,
         )
         for row in range(batch_size)
     ]
@@ -184,7 +185,7 @@ def _begin(
         hands_back=hands_back,
         begin=begin,
     )
-    builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__, copies)
+    builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__)
     rule.begin(call, vocab_size, terms.generator)
     return Batch(call, Group(call, drafting, builder, features, budget_for))
 

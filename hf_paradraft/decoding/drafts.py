@@ -39,7 +39,6 @@ class DraftBuilder:
         budget: the pair's budget.
         vocab_size: V, the number of the target's ids.
         author: the drafter's name, for messages.
-        copies: the finder of tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
     """
 
     def __init__(
@@ -49,14 +48,12 @@ class DraftBuilder:
         budget: Budget,
         vocab_size: int,
         author: str = "The drafter",
-        copies: Any = None,
     ):
         self.config, self.budget, self.vocab_size, self.author = config, budget, vocab_size, author
         self.draws = rule.draws
         # The random draws of the other rules would depend on the clock.
         self.adaptive = config.never_slower and rule.same_text
         self.may_rest = config.never_slower and rule.rests
-        self.copies = copies if rule.draws is None else None
         self.rules = [rule]  # the rules of all calls that are drafted for
         self.asked = False  # whether the last drafts needed the drafter's own guesses
 
@@ -67,6 +64,7 @@ class DraftBuilder:
         processors: Sequence[LogitsProcessorList],
         branches: bool,
         spaces: list[int] | None = None,
+        lookups: Sequence[Any] = (),
     ) -> list[Draft]:
         """Make a draft for each sequence, at most `room` deep apart from copies.
 
@@ -80,18 +78,23 @@ class DraftBuilder:
             spaces: the depth that copies may have in a tree, by sequence; default: as deep as
                 guesses, for texts whose ends may be taken back, or a drafter that has to be asked
                 in every round.
+            lookups: the finder of tokens to copy of each sequence (`hf_paradraft.copies`), if any.
 
         Raises:
             ValueError: a guess is invalid; the message says what is wrong with it.
         """
         begun = perf_counter()
         size, copied, enough = self._size(branches), [], False
-        if self.copies is not None:
-            copied = self.copies.find(
-                prefixes, spaces, branches and self.config.tree_size is not None
-            )
+        if lookups:
+            deep = branches and self.config.tree_size is not None
+            copied = [
+                lookup.find(prefix, space, deep)
+                for lookup, prefix, space in zip(
+                    lookups, prefixes, spaces or [None] * len(prefixes), strict=True
+                )
+            ]
             may_spare = self.adaptive and size == "auto" and spaces is not None
-            enough = may_spare and self.copies.are_enough(
+            enough = may_spare and lookups[0].are_enough(
                 copied, prefixes, self.budget, self.config.num_draft_tokens
             )
         self.asked = not enough
@@ -102,8 +105,8 @@ class DraftBuilder:
             drafts = self._drafts(drafts, guesses, prefixes, processors, branches, size, begun)
         if copied:
             drafts = [
-                self.copies.join_to(*given, size, self.budget)
-                for given in zip(drafts, copied, strict=True)
+                lookup.join_to(*given, size, self.budget)
+                for lookup, *given in zip(lookups, drafts, copied, strict=True)
             ]
         return self._cut(drafts, size, None if self.asked else perf_counter() - begun)
 

@@ -100,7 +100,8 @@ class Group:
                 sequence.row, length, sequence.logits_processor, self.budget
             )
         self.builder.rules = [call.rule for call in self.calls]
-        return self.builder(self.drafting, prefixes, processors, branches, spaces)
+        lookups = [sequence.lookup for sequence in self.sequences if sequence.lookup is not None]
+        return self.builder(self.drafting, prefixes, processors, branches, spaces, lookups)
 
     def observe(self, logits: Tensor, prefix_rows: list[int]) -> None:
         """Show the drafter the results of the target's forward.

@@ -148,10 +148,6 @@ def _add_group(batch: Batch, joining: Group) -> None:
     for group in batch.groups:
         if group.budget_for(1) is budget and group.drafting.join(joining.drafting):
             joining.features.stop()
-            if group.builder.copies is not None:
-                group.builder.copies.join(
-                    joining.builder.copies, len(group.sequences), len(joining.sequences)
-                )
             group.calls += joining.calls
             group.sequences += joining.sequences
             return
@@ -172,8 +168,6 @@ def _leave_group(group: Group) -> None:
             if over:
                 raise
             return
-        if group.builder.copies is not None:
-            group.builder.copies.select(going_on)
     else:
         group.features.stop()
     group.sequences = [group.sequences[row] for row in going_on]

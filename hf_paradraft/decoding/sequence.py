@@ -43,6 +43,7 @@ class Sequence:
         call: the call that it belongs to.
         row: its place in the call.
         place: its place in the target's forward.
+        lookup: the finder of tokens to copy (`hf_paradraft.copies`); None: nothing is copied.
         race: the scorer of its guesses in this round; None: nothing reordered them.
     """
 
@@ -62,6 +63,7 @@ class Sequence:
     call: Any = None  # decoding.call.Call
     row: int = 0
     place: int = 0
+    lookup: Any = None
     race: Any = None  # rules.race.Race
 
     @property

@@ -63,6 +63,7 @@ class NgramDrafting(Drafting):
     def __init__(self, drafter: NgramDrafter, vocab_size: int):
         self.config = drafter.speculation_config
         self.lookup = PromptLookup(drafter.longest, drafter.shortest, drafter.memory, vocab_size)
+        self.lookups = list[PromptLookup]()
 
     def propose(self, prefixes: list[Prefix]) -> list[GuessedTokens]:
         """Copy a chain of tokens for each sequence; in trees, one from each source.
@@ -70,9 +71,10 @@ class NgramDrafting(Drafting):
         A sequence without an earlier match gets none.
         """
         guesses = []
-        for index, prefix in enumerate(prefixes):
-            self.lookup.read(index, prefix.ids[0], prefix.kept)
-            copies = self.lookup.following(index, prefix.room)
+        self.lookups = self.lookups or [self.lookup.for_sequence() for _ in prefixes]
+        for lookup, prefix in zip(self.lookups, prefixes, strict=True):
+            lookup.read(prefix.ids[0], prefix.kept)
+            copies = lookup.following(prefix.room)
             copies = copies[:1] if self.config.tree_size is None else copies
             draft = with_copied(Draft.chain(prefix.ids[0, :0]), copies, self.config.max_nodes)
             guesses.append(GuessedTokens(draft.tokens, list(draft.parents), draft.acceptance))

@@ -115,30 +115,17 @@ class Forced(PromptLookup):
     """A prompt lookup that drafts the tokens forced by a grammar before its copies.
 
     Args:
-        grammar: the grammar of the only sequence; others may join.
+        grammar: the grammar of the only sequence.
         memory: a memory of other texts, as for `PromptLookup`.
     """
 
     def __init__(self, grammar: Grammar, memory: Any = None):
         super().__init__(memory=memory)
-        self.grammars = [grammar]
+        self.grammar = grammar
 
-    def find(
-        self, prefixes: list[Prefix], spaces: list[int] | None, deep: bool
-    ) -> list[list[Copy]]:
+    def find(self, prefix: Prefix, space: int | None, deep: bool) -> list[Copy]:
         """Implement `PromptLookup.find`."""
-        copied = super().find(prefixes, spaces, deep)
-        for grammar, prefix, copies in zip(self.grammars, prefixes, copied, strict=True):
-            if prefix.room and (tokens := grammar.forced(prefix.ids)[: prefix.room]):
-                copies.insert(0, (tokens, [1.0] * len(tokens)))
-        return copied
-
-    def join(self, other: Any, count: int, joining: int) -> None:
-        """Implement `PromptLookup.join`."""
-        super().join(other, count, joining)
-        self.grammars += other.grammars
-
-    def select(self, rows: list[int]) -> None:
-        """Implement `PromptLookup.select`."""
-        super().select(rows)
-        self.grammars = [self.grammars[row] for row in rows]
+        copies = super().find(prefix, space, deep)
+        if prefix.room and (tokens := self.grammar.forced(prefix.ids)[: prefix.room]):
+            copies.insert(0, (tokens, [1.0] * len(tokens)))
+        return copies

@@ -46,15 +46,14 @@ def test_copies_alone_where_a_draft_costs_more_than_it_brings(draft_seconds, tex
                 1.1,
             )
         )
-    builder = DraftBuilder(
-        hf_paradraft.SpeculationConfig(4, "auto"), Greedy(), budget, 32, copies=PromptLookup()
-    )
+    builder = DraftBuilder(hf_paradraft.SpeculationConfig(4, "auto"), Greedy(), budget, 32)
+    lookups = [PromptLookup()]
     drafting = Scripted(hf_paradraft.GuessedLogits(torch.zeros(4, 32)))
     for length in range(max(1, len(text) - 8), len(text) + 1):  # copies earn their credit
         ids = torch.tensor([text[:length]])
-        builder(drafting, [Prefix(ids, 4, 0)], [[]], True, [20])
+        builder(drafting, [Prefix(ids, 4, 0)], [[]], True, [20], lookups)
     before = drafting.asked
-    builder(drafting, [Prefix(torch.tensor([text]), 4, 0)], [[]], True, [20])
+    builder(drafting, [Prefix(torch.tensor([text]), 4, 0)], [[]], True, [20], lookups)
     assert (drafting.asked > before) == asked
 
 

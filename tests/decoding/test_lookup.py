@@ -183,13 +183,13 @@ def test_copied_chains_join_trees():
 
 def test_copies_learn_when_they_do_not_hold():
     lookup, text = PromptLookup(longest=2), [4, 5, 9, 4, 5]
-    lookup.read(0, torch.tensor(text), 0)
-    [first] = lookup.following(0, 3)
+    lookup.read(torch.tensor(text), 0)
+    [first] = lookup.following(3)
     assert first[0] == [9, 4, 5]
     for token in range(10, 16):
         before, text = len(text), [*text, token, 4, 5, 9, 4, 5]
-        lookup.read(0, torch.tensor(text), before)
-        [last] = lookup.following(0, 3)
+        lookup.read(torch.tensor(text), before)
+        [last] = lookup.following(3)
         assert last[0][0] == 9
     assert last[1][0] < 0.2 < first[1][0]
 
@@ -207,10 +207,10 @@ def test_rejection_draws_and_does_not_copy(prompt, caplog):
 def test_a_text_that_is_taken_back_is_forgotten():
     """What a lookup knows behind a rejected window is what one that never saw the window knows."""
     seen, fresh = PromptLookup(), PromptLookup()
-    seen.read(0, torch.tensor([4, 5, 6, 4, 5, 7, 4, 5]), 0)
-    seen.read(0, torch.tensor([4, 5, 6, 9, 4, 5]), 3)
-    fresh.read(0, torch.tensor([4, 5, 6, 9, 4, 5]), 0)
-    assert seen.texts[0].chains.tokens == fresh.texts[0].chains.tokens
-    assert seen.texts[0].chains.newest == fresh.texts[0].chains.newest
-    assert seen.texts[0].chains.before == fresh.texts[0].chains.before
-    assert seen.following(0, 4) == fresh.following(0, 4)
+    seen.read(torch.tensor([4, 5, 6, 4, 5, 7, 4, 5]), 0)
+    seen.read(torch.tensor([4, 5, 6, 9, 4, 5]), 3)
+    fresh.read(torch.tensor([4, 5, 6, 9, 4, 5]), 0)
+    assert seen.chains.tokens == fresh.chains.tokens
+    assert seen.chains.newest == fresh.chains.newest
+    assert seen.chains.before == fresh.chains.before
+    assert seen.following(4) == fresh.following(4)

@@ -307,8 +307,8 @@ def test_copies_learn_by_the_length_of_their_match():
     lookup, text = PromptLookup(memory=memory), []
     for wrong in range(8):
         before, text = len(text), [*text, 100 + wrong, 10, 11, 12]
-        lookup.read(0, torch.tensor(text), before)
-        assert lookup.following(0, 5)[0][0][0] == 13
+        lookup.read(torch.tensor(text), before)
+        assert lookup.following(5)[0][0][0] == 13
     assert lookup.first[3][0] / lookup.first[3][1] < 0.3
     assert lookup.first[8][0] / lookup.first[8][1] == FIRST[-1]
 
