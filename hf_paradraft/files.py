@@ -5,7 +5,7 @@ writing whole or not at all.
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
 from itertools import chain
@@ -46,7 +46,7 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
 
 
 def local_folder(
-    repo_or_dir: str | Path, kwargs: dict[str, Any], also: tuple[str, ...] = ()
+    repo_or_dir: str | Path, kwargs: dict[str, Any], files: Iterable[str] = FILES
 ) -> Path:
     """Find the folder itself, or download a copy of a Hub repository (safetensors only).
 
@@ -54,7 +54,7 @@ def local_folder(
         repo_or_dir: a folder, or a Hub id `user/name`.
         kwargs: `revision`, `token`, `cache_dir`, `local_files_only`, `force_download` and
             `subfolder` are taken out of it.
-        also: more files to download.
+        files: patterns of the files to download.
 
     Raises:
         OSError: neither is there.
@@ -63,7 +63,7 @@ def local_folder(
     subfolder = kwargs.pop("subfolder", None) or ""
     if Path(repo_or_dir).is_dir():
         return Path(repo_or_dir) / subfolder
-    patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in (*FILES, *also)]
+    patterns = [f"{subfolder}/{pattern}" if subfolder else pattern for pattern in files]
     nested = f"{subfolder}/*/*" if subfolder else "*/*"  # other checkpoints of the repository
     try:
         copied = snapshot_download(

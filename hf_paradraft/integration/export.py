@@ -15,7 +15,7 @@ from ..drafters.formats.folder import DrafterFolder
 from ..drafters.formats.layout import PARD2
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.pard2 import FILE, PICKLE
-from ..files import local_folder
+from ..files import FILES, local_folder
 from ..training.output import NEW, replace_model
 from ..training.target import config_of, is_packed, open_model, open_tokenizer, refuse_packed
 
@@ -67,7 +67,7 @@ def export(
                 "--format and --target."
             )
         return _unpack(source, output)
-    folder = DrafterFolder(local_folder(source, {}, also=("*.bin",)))
+    folder = DrafterFolder(local_folder(source, {}, (*FILES, "*.bin")))
     kind = kind_of(folder)
     if issubclass(kind, PardDrafter):
         return _export_pard(kind, folder, output, engine, target, pad)

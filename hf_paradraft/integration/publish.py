@@ -11,8 +11,8 @@ from huggingface_hub.errors import HFValidationError, HTTPError
 from ..drafters import kind_of
 from ..drafters.drafter import SavedDrafter
 from ..drafters.formats.folder import DrafterFolder, identify
-from ..drafters.formats.native import parameter_counts
 from ..drafters.formats.values import provenance_of
+from ..drafters.mtp.files import parameter_counts
 from ..drafters.mtp.model import MtpDrafter
 from ..files import INDEX, WHOLE, names_folder, read_json
 from ..hub.push import push_drafter

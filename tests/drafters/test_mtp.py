@@ -205,7 +205,8 @@ def test_wrong_variants_have_other_logits(family, what, monkeypatch):
                 MtpStep, "forward_rows", lambda *inputs: (forward(*inputs)[0], raw[-1])
             )
         case "halves":
-            drafter.config.hidden_first = not drafter.config.hidden_first
+            halves = layer.eh_proj.weight.chunk(2, dim=1)
+            layer.eh_proj.weight = torch.nn.Parameter(torch.cat(halves[::-1], dim=1))
         case "enorm":
             layer.enorm = torch.nn.Identity()
         case "norm":

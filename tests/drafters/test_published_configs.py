@@ -13,7 +13,7 @@ from tiny import tiny_model
 import hf_paradraft
 from hf_paradraft.drafters.formats.fields import BLOCKS
 from hf_paradraft.drafters.formats.layout import DFLASH, Layout, key, outputs
-from hf_paradraft.drafters.mtp.config import mtp_config
+from hf_paradraft.drafters.mtp.files import MtpConfig
 
 
 def without(name, *tensors, config=None):
@@ -225,7 +225,7 @@ CONFIGS = {**{name: LAYOUTS[name]()[0] for name in LAYOUTS}, "speculators MTP": 
 READERS = {
     "dflash": hf_paradraft.DFlashDrafter.read_config,
     "eagle3": hf_paradraft.Eagle3Drafter.read_config,
-    "mtp": lambda config, _: mtp_config(config),
+    "mtp": lambda config, _: MtpConfig.from_saved(config),
 }
 
 

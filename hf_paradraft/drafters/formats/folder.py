@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...files import local_folder, read_json
+from ...files import FILES, local_folder, read_json
 from .files import PICKLES, names_in
 from .layout import (
     DFLASH,
@@ -131,7 +131,7 @@ def find_folder(repo_or_dir: str | Path, kwargs: dict[str, Any]) -> DrafterFolde
         return folder
     if any(folder.path.glob("*.safetensors")) and identify(folder.config, ()) != PARD2:
         return folder
-    return DrafterFolder(local_folder(repo_or_dir, hub, PICKLES))
+    return DrafterFolder(local_folder(repo_or_dir, hub, (*FILES, *PICKLES)))
 
 
 def identify(config: Mapping[str, Any], names: Collection[str]) -> str | None:

@@ -237,23 +237,6 @@ def eagle3_config(
     }
 
 
-def mtp_config(target: PreTrainedConfig) -> dict[str, Any]:
-    """Make the `config.json` of an MTP layer, in the speculators layout.
-
-    It describes the whole target.
-
-    Args:
-        target: its text config.
-    """
-    return {
-        "speculators_model_type": "mtp",
-        "architectures": ["MTPDraftModel"],
-        "transformer_layer_config": layer_values(target),
-        "num_nextn_predict_layers": 1,
-        "speculators_version": VERSION,
-    }
-
-
 def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
     """Make the part of a config that describes layers, as the speculators layout has it."""
     return layers.to_diff_dict() | {"model_type": layers.model_type}

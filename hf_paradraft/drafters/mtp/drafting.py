@@ -1,5 +1,5 @@
-"""One call's drafting by several MTP layers: layer `k` guesses at step `k`, each with a cache of
-its own.
+"""One call's drafting by MTP layers: one at every step, or layer `k` at step `k`, each with a cache
+of its own.
 """
 
 from __future__ import annotations
@@ -14,6 +14,32 @@ from torch import LongTensor, Tensor
 from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ..reading.network import RowModel
 from ..reading.reader import Reader
+
+
+class MtpStep(RowModel):
+    """A layer as it reads texts with one target.
+
+    Args:
+        drafter: an attached `MtpDrafter`.
+        layer: one of its layers.
+    """
+
+    shift = 1
+    extends = True
+
+    def __init__(self, drafter: Any, layer: Any):
+        self.drafter, self.layer, self.stack = drafter, layer, layer.stack
+        self.vocabulary = drafter.vocabulary
+
+    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
+        """Implement `RowModel.text`: tokens' embeddings, and the states before them, projected."""
+        layer = self.layer
+        both = [layer.enorm(self.drafter.embed(ids)), layer.hnorm(fused)]
+        return layer.eh_proj(torch.cat(both, dim=-1))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Compute logits `(…, V')` by the drafter's head."""
+        return self.drafter.logits(states)
 
 
 class StepDrafting(Reader):

@@ -24,13 +24,10 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, published, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.layout import MTP
-from ..formats.native import MtpTensors, brought_layers, mtp_tensors, unscaled
-from ..formats.speculators import mtp_config as saved_config
 from ..layers import decoder_stack, final_norm, final_scale
-from ..reading.network import RowModel
 from ..reading.reader import Reader
-from .config import MtpConfig, mtp_config
-from .drafting import StepDrafting
+from .drafting import MtpStep, StepDrafting
+from .files import MtpConfig, brought_layers, mtp_layers, unscaled
 
 PROJECTED = ("enorm", "hnorm", "eh_proj")
 NOTHING = (
@@ -51,20 +48,24 @@ class MtpLayer(nn.Module):
 
     Args:
         config: the config of its drafter.
-        weights: its weights by names as `MtpTensors` has them; default: random ones.
+        weights: its weights by names as `mtp_layers` has them; default: random ones.
     """
 
     def __init__(self, config: MtpConfig, weights: dict[str, Tensor] | None = None):
         super().__init__()
-        inner = None
+        naming, inner = config.naming, None
         if weights is not None:
+            weights = unscaled(weights)
+            if naming.hidden_first:  # ours reads the embedding first
+                halves = weights["eh_proj.weight"].chunk(2, dim=1)
+                weights["eh_proj.weight"] = torch.cat(halves[::-1], dim=1)
             inner = {k: v for k, v in weights.items() if not k.startswith(PROJECTED)}
-            if config.bare:
+            if naming.bare:
                 inner["norm.weight"] = weights["enorm.weight"]  # for there is none
         self.stack = decoder_stack(config.layer, inner)
         norm = final_norm(self.stack)
         self.enorm, self.hnorm = copy.deepcopy(norm), copy.deepcopy(norm)
-        if config.bare:
+        if naming.bare:
             self.stack.norm = nn.Identity()
         size = config.target.hidden_size
         self.eh_proj = nn.Linear(2 * size, size, bias=False)
@@ -74,39 +75,13 @@ class MtpLayer(nn.Module):
             self.to(weights["eh_proj.weight"].dtype)
 
 
-class MtpStep(RowModel):
-    """A layer as it reads texts with one target.
-
-    Args:
-        drafter: attached.
-        layer: one of its.
-    """
-
-    shift = 1
-    extends = True
-
-    def __init__(self, drafter: MtpDrafter, layer: MtpLayer):
-        self.drafter, self.layer, self.stack = drafter, layer, layer.stack
-        self.vocabulary = drafter.vocabulary
-
-    def text(self, ids: LongTensor, fused: Tensor) -> Tensor:
-        """Implement `RowModel.text`: tokens' embeddings, and the states before them, projected."""
-        layer = self.layer
-        both = [layer.enorm(self.drafter.embed(ids)), layer.hnorm(fused)]
-        both = both[::-1] if self.drafter.config.hidden_first else both
-        return layer.eh_proj(torch.cat(both, dim=-1))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Compute logits `(…, V')` by the drafter's head."""
-        return self.drafter.logits(states)
-
-
 class MtpDrafter(FeatureDrafter):
     """MTP layers as `assistant_model` of the target that they belong to.
 
     Args:
         config: the config of the layers.
-        weights: each layer's weights, by names as `MtpTensors` has them; default: random ones.
+        weights: each layer's weights, by names as `mtp_layers` has them; default: one layer of
+            random ones.
         vocabulary: int64 `(V',)`, the target's ids that it guesses; default: all.
     """
 
@@ -125,10 +100,8 @@ class MtpDrafter(FeatureDrafter):
         target = config.target
         super().__init__(config, ("normed",), target.hidden_size, vocabulary)
         self.target_layers = target.num_hidden_layers
-        self.layers = nn.ModuleList(
-            MtpLayer(config, layer) for layer in weights or [None] * config.num_layers
-        )
-        self.most_drafts = config.num_layers if config.num_layers > 1 else None
+        self.layers = nn.ModuleList(MtpLayer(config, layer) for layer in weights or [None])
+        self.most_drafts = len(self.layers) if len(self.layers) > 1 else None
         self.speculation_config = SpeculationConfig(
             self.most_drafts or config.num_draft_tokens or 5
         )
@@ -164,11 +137,12 @@ class MtpDrafter(FeatureDrafter):
                 )
             brought = brought_layers(name, config.num_hidden_layers, commit_of(target))
         if brought is not None:
-            drafter = cls._from_tensors(config, *brought)
+            publisher, layers = brought
+            drafter = cls(MtpConfig(target=config, layout=publisher), layers, vocabulary)
         elif new is False:
             raise ValueError(NOTHING.format(name))
         else:
-            drafter = cls(MtpConfig(target=config))
+            drafter = cls(MtpConfig(target=config), None, vocabulary)
             if getattr(final_norm(drafter.stack), "bias", None) is not None:
                 raise ValueError(
                     f"A new MTP layer of {type(target).__name__} could not be saved: its norms "
@@ -176,33 +150,8 @@ class MtpDrafter(FeatureDrafter):
                 )
             with torch.no_grad():
                 final_norm(drafter.stack).weight.copy_(final_scale(target))
-        drafter.vocabulary = vocabulary
         drafter.to(input_device(target), target.dtype).attach(target)
         return drafter
-
-    @classmethod
-    def _from_tensors(
-        cls,
-        config: PreTrainedConfig,
-        brought: MtpTensors,
-        tensors: dict[str, Tensor],
-        num_draft_tokens: int | None = None,
-    ) -> MtpDrafter:
-        """Make a drafter of a checkpoint's layers; `config` is that of the target's text."""
-        layout = brought.layout
-        described = MtpConfig(
-            target=config,
-            num_layers=len(brought.layers),
-            hidden_first=layout.hidden_first,
-            bare=layout.bare,
-            num_draft_tokens=num_draft_tokens,
-            layout=layout.name,
-        )
-        weights = [
-            unscaled({ours: tensors[theirs] for ours, theirs in layer.items()})
-            for layer in brought.layers
-        ]
-        return cls(described, weights)
 
     @classmethod
     @names_folder
@@ -231,35 +180,33 @@ class MtpDrafter(FeatureDrafter):
         brought = brought_layers(str(repo_or_dir), text.num_hidden_layers, **hub)
         if brought is None:
             raise ValueError(NOTHING.format(repo_or_dir))
-        wanted = kwargs.pop("speculation_config", None)
-        drafter = cls._from_tensors(text, *brought).configured(**kwargs)
+        wanted, (publisher, layers) = kwargs.pop("speculation_config", None), brought
+        drafter = cls(MtpConfig(target=text, layout=publisher), layers).configured(**kwargs)
         drafter.speculation_config = wanted or drafter.speculation_config
         return drafter
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder) -> MtpDrafter:
         """Implement `FeatureDrafter.read_folder`, of speculators' layout."""
-        described = mtp_config(folder.config)
-        tensors = weights_in(folder.path)
-        if (brought := mtp_tensors(tensors, described.target.num_hidden_layers)) is None:
+        config, tensors = MtpConfig.from_saved(folder.config), weights_in(folder.path)
+        if (brought := mtp_layers(tensors, config.target.num_hidden_layers)) is None:
             raise OSError(f"{folder} holds no MTP layer: download it again.")
-        check_size(tensors, described.layer)
-        drafter = cls._from_tensors(described.target, brought, tensors, described.num_draft_tokens)
+        check_size(tensors, config.layer)
+        config.layout, layers = brought
+        vocabulary = None
         if (offsets := tensors.get("d2t")) is not None:
-            drafter.vocabulary = vocabulary_of(
-                offsets, tensors.get("t2d"), described.target.vocab_size
-            )
-        return drafter
+            vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
+        return cls(config, layers, vocabulary)
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`, in the speculators layout.
 
-        It has one layer, which reads the embedding first.
+        It has one layer.
 
         Raises:
             ValueError: that layout has no place for its layers.
         """
-        if self.config.bare:
+        if self.config.naming.bare:
             raise ValueError(
                 f"Speculators' layout has a norm after the layer, {self.config.layout}'s none: "
                 "keep its own files."
@@ -269,17 +216,13 @@ class MtpDrafter(FeatureDrafter):
                 f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep "
                 "its own files."
             )
-        state = self.layers[0].state_dict()
-        if self.config.hidden_first:
-            halves = state["eh_proj.weight"].chunk(2, dim=1)
-            state["eh_proj.weight"] = torch.cat(halves[::-1], dim=1)
-        tensors = published(state, NAMES)
-        return self.in_speculators_layout(saved_config(self.config.target), tensors)
+        tensors = published(self.layers[0].state_dict(), NAMES)
+        return self.in_speculators_layout(self.config.saved(), tensors)
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
         """List the facts that its files tell, as (name, value) pairs."""
-        target = mtp_config(config).target
+        target = MtpConfig.from_saved(config).target
         return [
             ("reads", "the normed last state"),
             ("own layers", f"1 × {target.hidden_size} of {target.model_type}"),
@@ -296,16 +239,16 @@ class MtpDrafter(FeatureDrafter):
         """
         text = config.get("text_config")
         layers = (text if isinstance(text, dict) else config).get("num_hidden_layers")
-        if not isinstance(layers, int) or (brought := mtp_tensors(sizes, layers)) is None:
+        if not isinstance(layers, int) or (brought := mtp_layers(sizes, layers)) is None:
             return []
-        count = sum(sizes[name] for layer in brought.layers for name in layer.values())
+        publisher, layers = brought
+        count = sum(size for layer in layers for size in layer.values())
         return [
             ("kind", "a target that brings MTP layers"),
             ("architecture", ", ".join(config.get("architectures") or ["?"])),
             (
                 "MTP layers",
-                f"{len(brought.layers)}, of {count / 1e6:,.1f} million parameters, named as "
-                f"{brought.layout.name}'s",
+                f"{len(layers)}, of {count / 1e6:,.1f} million parameters, named as {publisher}'s",
             ),
             ("use", "MtpDrafter.from_target(target), or --drafter mtp"),
         ]
