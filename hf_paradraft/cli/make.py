@@ -8,7 +8,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from ..auto import AutoDrafter
-from ..drafters.eagle3.config import Eagle3Config
+from ..drafters.eagle3.model import Eagle3Config
 from ..files import check_rows_there
 from ..integration.look import reads_exactly
 from ..protocol import Drafter

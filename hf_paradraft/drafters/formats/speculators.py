@@ -195,48 +195,6 @@ def blocks_config(block: Any, kind: str, num_guesses: int) -> dict[str, Any]:
     }
 
 
-def eagle3_config(
-    eagle: Any, features: tuple, num_guesses: int, own_embedding: bool
-) -> dict[str, Any]:
-    """Make the `config.json` of an EAGLE-3 or P-EAGLE drafter, in the speculators layout.
-
-    Args:
-        eagle: its `Eagle3Config`.
-        features: the features that it reads.
-        num_guesses: V'.
-        own_embedding: whether it has an embedding of its own.
-
-    Raises:
-        ValueError: it has layers of Gemma 4, or does not know yet which layers it reads.
-    """
-    if eagle.layers.model_type == GEMMA4:
-        raise ValueError(
-            "The speculators layout has no layers of Gemma 4, as this drafter has: keep its own "
-            "files."
-        )
-    if not features:
-        raise ValueError(
-            "Which layers this drafter reads depends on its target: attach(target) first."
-        )
-    return {
-        "speculators_model_type": "peagle" if eagle.parallel else "eagle3",
-        "architectures": ["PEagleSpeculator" if eagle.parallel else "Eagle3Speculator"],
-        "transformer_layer_config": layer_values(eagle.layers),
-        "eagle_aux_hidden_state_layer_ids": [key + 1 for key in features if isinstance(key, int)],
-        "vocab_size": eagle.vocab_size,
-        "draft_vocab_size": num_guesses,
-        "target_hidden_size": eagle.target_hidden_size,
-        "num_target_layers": eagle.target_layers,
-        "norm_before_residual": eagle.norm_before_residual,
-        "norm_before_fc": eagle.norm_before_fc,
-        "fc_norm": eagle.fc_norm,
-        "norm_output": eagle.norm_output,
-        "embed_requires_grad": own_embedding,
-        "mask_token_id": eagle.mask_token_id,
-        "speculators_version": VERSION,
-    }
-
-
 def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
     """Make the part of a config that describes layers, as the speculators layout has it."""
     return layers.to_diff_dict() | {"model_type": layers.model_type}
