@@ -10,12 +10,12 @@ from . import training
 from .auto import AutoDrafter
 from .copies import Memory
 from .decoding.loop import SpeculativeOutput
-from .drafters.autoregressive import AutoregressiveDrafter
 from .drafters.blocks.dflash2 import DFlash2Drafter
 from .drafters.blocks.dspark import DSparkDrafter
 from .drafters.blocks.dspine import DSpineDrafter
 from .drafters.blocks.model import DFlashDrafter
 from .drafters.blocks.xpress import XPressDrafter
+from .drafters.causal import AutoregressiveDrafter
 from .drafters.eagle3.model import Eagle3Drafter
 from .drafters.gemma4 import Gemma4Drafter
 from .drafters.mtp.model import MtpDrafter

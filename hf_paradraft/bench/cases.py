@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..drafters.autoregressive import AutoregressiveDrafter
+from ..drafters.causal import AutoregressiveDrafter
 from ..drafters.ngram import NgramDrafter
 from ..drafters.pard.model import PardDrafter
 from ..outer_names import ASSISTS_COMPILED

@@ -4,12 +4,12 @@ means nothing.
 
 from transformers import CONFIG_MAPPING
 
-from .autoregressive import AutoregressiveDrafter
 from .blocks.dflash2 import DFlash2Drafter
 from .blocks.dspark import DSparkDrafter
 from .blocks.dspine import DSpineDrafter
 from .blocks.model import DFlashDrafter
 from .blocks.xpress import XPressDrafter
+from .causal import AutoregressiveDrafter
 from .drafter import SavedDrafter
 from .eagle3.model import Eagle3Drafter
 from .formats.folder import ADAPTER, CONFIG, DrafterFolder

@@ -10,13 +10,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from ...files import refuse_missing, tensor_files, tensor_names, write_json
 from .values import check_dtype, read_config
 
 LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
 PICKLES = ("pytorch_model.bin", "warp_model.bin")
+SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "top_h",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
 
 
 def names_in(folder: Path) -> list[str]:
@@ -269,3 +279,13 @@ def save_model(model: Any, folder: Path, section: dict[str, Any], **kwargs: Any)
     """
     model.save_pretrained(folder, **kwargs)
     write_json(folder / "config.json", {**read_config(folder), "paradraft": section})
+
+
+def mend_sampling(config: GenerationConfig) -> None:
+    """Remove the sampling options from a greedy config.
+
+    Many models come with some, and transformers does not save them again.
+    """
+    if not config.do_sample:
+        for name in SAMPLING:
+            setattr(config, name, None)

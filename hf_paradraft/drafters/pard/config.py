@@ -1,6 +1,6 @@
 """A PARD drafter's part of `config.json`: its mask token, under any engine's key."""
 
-from transformers import GenerationConfig, PreTrainedConfig
+from transformers import PreTrainedConfig
 
 NO_MASK = (
     "This model's config names no mask token (mask_token_id, pard_token or ptd_token_id): it is "
@@ -10,17 +10,6 @@ NO_MASK = (
 )
 # AMD's code and TensorRT-LLM read `pard_token`, vLLM reads any of the three.
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
-
-SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "top_h",
-    "epsilon_cutoff",
-    "eta_cutoff",
-)
 
 
 def read_mask_token_id(config: PreTrainedConfig, mask_token_id: int | None = None) -> int:
@@ -60,13 +49,3 @@ def write_mask_token_id(config: PreTrainedConfig, mask_token_id: int) -> None:
     for key in MASK_KEYS:
         setattr(config, key, mask_token_id)
     config.spd_type = "pard2" if getattr(config, "spd_type", None) == "pard2" else "pard"
-
-
-def mend_sampling(config: GenerationConfig) -> None:
-    """Remove the sampling options from a greedy config.
-
-    Many models come with some, and transformers does not save them again.
-    """
-    if not config.do_sample:
-        for name in SAMPLING:
-            setattr(config, name, None)

@@ -19,19 +19,14 @@ from ...notes import last_target, remember_target
 from ...outer_names import innermost
 from ...protocol import Drafting, SpeculationConfig
 from ...protocol.drafter import FeatureKey
+from ..causal import CausalRows, check_drafts, check_merged, load_whole, logits_after
 from ..drafter import SavedDrafter
+from ..formats.files import mend_sampling
 from ..formats.folder import ADAPTER, DrafterFolder, refuse_foreign
 from ..formats.layout import PARD2
 from ..formats.values import provenance_of, transformers_config
-from ..reading.causal import (
-    CausalRows,
-    check_drafts,
-    check_merged,
-    load_whole,
-    logits_after,
-)
 from ..reading.reader import Reader
-from .config import MASK_KEYS, mend_sampling, read_mask_token_id, write_mask_token_id
+from .config import MASK_KEYS, read_mask_token_id, write_mask_token_id
 from .pard2 import FILE, ProjectedFeatures, Projection
 
 

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from ...decoding.features import layers_of
 from ...protocol.drafter import FeatureKey
+from ..causal import CausalRows
 from ..formats.files import save_tensors, unpickled
-from ..reading.causal import CausalRows
 from ..reading.network import side_by_side
 
 FILE, PICKLE = "warp_model.safetensors", "warp_model.bin"

@@ -7,7 +7,7 @@ from torch import LongTensor, Tensor
 from transformers import PreTrainedModel
 
 from ...protocol import Drafter, Drafting, SpeculationConfig
-from ..reading.causal import CausalRows, check_drafts, logits_after
+from ..causal import CausalRows, check_drafts, logits_after
 from ..reading.reader import Reader
 from .tuner import prompt_embedding
 
