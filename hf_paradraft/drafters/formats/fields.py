@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..layers import GEMMA4
-from .layer_configs import paired
+from .keys import paired
 from .layout import Said, key
 
 NO_LAYERS = (

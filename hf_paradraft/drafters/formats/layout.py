@@ -11,8 +11,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from ...protocol.drafter import FeatureKey
-from .keys import check_keys
-from .layer_configs import layers_config, with_draft_layers
+from .keys import check_keys, layers_config, with_draft_layers
 
 # the titles of published kinds
 DFLASH, DFLASH2, XPRESS = "DFlash drafter", "DFlash2 drafter", "XPress drafter"
