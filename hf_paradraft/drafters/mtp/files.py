@@ -209,16 +209,22 @@ def parameter_counts(folder: Path) -> dict[str, int]:
 
 
 def brought_layers(
-    name: str, num_layers: int, revision: str | None = None, token: str | bool | None = None
-) -> tuple[str, list[dict[str, Tensor]]] | None:
-    """Load the MTP layers that a model's safetensors bring, as `mtp_layers` finds them.
+    name: str,
+    target: PreTrainedConfig,
+    revision: str | None = None,
+    token: str | bool | None = None,
+) -> tuple[MtpConfig, list[dict[str, Tensor]]] | None:
+    """Load the MTP layers that a model's safetensors bring; None: they bring none.
 
     Only the files that hold them are fetched.
 
     Args:
         name: a folder, or a Hub id.
-        num_layers: L of the model.
+        target: the config of the model's text.
         revision, token: the Hub's, for an id.
+
+    Returns:
+        The layers' config, and their weights by names as `mtp_layers` has them.
 
     Raises:
         OSError: there are no safetensors, or a file is missing.
@@ -236,7 +242,8 @@ def brought_layers(
         if not (whole := with_file(WHOLE)).exists():
             raise OSError(f"{name} has no safetensors, in which MTP layers would be looked for.")
         files = dict.fromkeys(names_of(whole), WHOLE)
-    if (brought := mtp_layers({name: name for name in files}, num_layers)) is None:
+    brought = mtp_layers({name: name for name in files}, target.num_hidden_layers)
+    if brought is None:
         return None
     publisher, layers = brought
     wanted = [theirs for layer in layers for theirs in layer.values()]
@@ -247,6 +254,5 @@ def brought_layers(
             tensors |= {
                 tensor: opened.get_tensor(tensor) for tensor in wanted if files[tensor] == file
             }
-    return publisher, [
-        {ours: tensors[theirs] for ours, theirs in layer.items()} for layer in layers
-    ]
+    weights = [{ours: tensors[theirs] for ours, theirs in layer.items()} for layer in layers]
+    return MtpConfig(target=target, layout=publisher), weights

@@ -24,7 +24,7 @@ from ..feature_drafter import FeatureDrafter
 from ..formats.files import check_size, published, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.layout import MTP
-from ..layers import decoder_stack, final_norm, final_scale
+from ..layers import decoder_stack, final_norm
 from ..reading.reader import Reader
 from .drafting import MtpStep, StepDrafting
 from .files import MtpConfig, brought_layers, mtp_layers, unscaled
@@ -128,30 +128,26 @@ class MtpDrafter(FeatureDrafter):
             ValueError: they bring no such layers, or some that are not served.
         """
         config, name = target.config.get_text_config(decoder=True), target.name_or_path
-        brought = None
         if not new:
             if not name:
                 raise ValueError(
                     f"This {type(target).__name__} was not loaded from files, which would bring "
                     "MTP layers."
                 )
-            brought = brought_layers(name, config.num_hidden_layers, commit_of(target))
-        if brought is not None:
-            publisher, layers = brought
-            drafter = cls(MtpConfig(target=config, layout=publisher), layers, vocabulary)
-        elif new is False:
-            raise ValueError(NOTHING.format(name))
-        else:
-            drafter = cls(MtpConfig(target=config), None, vocabulary)
-            if getattr(final_norm(drafter.stack), "bias", None) is not None:
-                raise ValueError(
-                    f"A new MTP layer of {type(target).__name__} could not be saved: its norms "
-                    "have biases, which layouts of MTP layers have no place for."
-                )
-            with torch.no_grad():
-                final_norm(drafter.stack).weight.copy_(final_scale(target))
-        drafter.to(input_device(target), target.dtype).attach(target)
-        return drafter
+            brought = brought_layers(name, config, commit_of(target))
+            if brought is not None:
+                drafter = cls(*brought, vocabulary).to(input_device(target), target.dtype)
+                drafter.attach(target)
+                return drafter
+            if new is False:
+                raise ValueError(NOTHING.format(name))
+        drafter = cls(MtpConfig(target=config), None, vocabulary).to(target.dtype)
+        if getattr(final_norm(drafter.stack), "bias", None) is not None:
+            raise ValueError(
+                f"A new MTP layer of {type(target).__name__} could not be saved: its norms have "
+                "biases, which layouts of MTP layers have no place for."
+            )
+        return drafter.started_beside(target)
 
     @classmethod
     @names_folder
@@ -177,11 +173,10 @@ class MtpDrafter(FeatureDrafter):
             repo_or_dir, trust_remote_code=False, **hub
         )
         text = config.get_text_config(decoder=True)
-        brought = brought_layers(str(repo_or_dir), text.num_hidden_layers, **hub)
-        if brought is None:
+        if (brought := brought_layers(str(repo_or_dir), text, **hub)) is None:
             raise ValueError(NOTHING.format(repo_or_dir))
-        wanted, (publisher, layers) = kwargs.pop("speculation_config", None), brought
-        drafter = cls(MtpConfig(target=text, layout=publisher), layers).configured(**kwargs)
+        wanted = kwargs.pop("speculation_config", None)
+        drafter = cls(*brought).configured(**kwargs)
         drafter.speculation_config = wanted or drafter.speculation_config
         return drafter
 
