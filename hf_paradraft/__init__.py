@@ -25,7 +25,7 @@ from .drafters.pard import PardDrafter
 from .drafters.ppd import PpdConfig
 from .drafters.ppd.model import PpdDrafter
 from .drafters.ppd.prompted import PromptedDrafter
-from .drafters.uno.model import UnoDrafter
+from .drafters.uno import UnoDrafter
 from .hardware import pack
 from .integration.hook import install, speculative_decoding
 from .integration.setting import set_drafter

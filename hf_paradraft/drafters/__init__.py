@@ -19,7 +19,7 @@ from .parallelspec.model import ParallelSpecDrafter
 from .pard.config import NO_MASK
 from .pard.model import PardDrafter
 from .ppd.model import PpdDrafter
-from .uno.model import UnoDrafter
+from .uno import UnoDrafter
 
 KINDS: tuple[type[SavedDrafter], ...] = (
     AutoregressiveDrafter,

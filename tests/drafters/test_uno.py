@@ -11,7 +11,7 @@ from transformers import DynamicCache, OPTConfig, OPTForCausalLM
 
 from hf_paradraft import AutoDrafter, SpeculationConfig, UnoDrafter
 from hf_paradraft.drafters.formats.folder import DrafterFolder
-from hf_paradraft.drafters.uno.adapter import noise_at
+from hf_paradraft.drafters.uno import noise_at
 from hf_paradraft.integration.publish import describe_kind
 from hf_paradraft.names import with_cache
 from hf_paradraft.protocol.drafter import KeyValues
