@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma3nTextConfig, Gemma3TextConf
 
 import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.tuner import prompt_embedding
+from hf_paradraft.drafters.ppd.adapter import prompt_embedding
 
 IDS = torch.tensor([[1, 2, 3, 4, 5]])
 WITH_PROMPTS = torch.tensor([[1, 2, 3, VOCAB, VOCAB + 1, VOCAB + 2]])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hf_paradraft.decoding.budget import RowLatency
 from hf_paradraft.decoding.trees import best_paths
-from hf_paradraft.drafters.ppd.sparse import (
+from hf_paradraft.drafters.ppd.drafting import (
     SparseTree,
     amortised_gain,
     attach_prompts,

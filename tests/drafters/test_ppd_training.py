@@ -14,6 +14,7 @@ from transformers import TrainingArguments
 
 import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
+from hf_paradraft.drafters.ppd.adapter import prompt_embedding
 from hf_paradraft.drafters.ppd.rows import (
     PromptCollator,
     forward_with_prompts,
@@ -21,7 +22,6 @@ from hf_paradraft.drafters.ppd.rows import (
     prompt_rows,
 )
 from hf_paradraft.drafters.ppd.training import PpdTrainer, PpdTraining
-from hf_paradraft.drafters.ppd.tuner import prompt_embedding
 
 
 def test_prompts_see_the_text_to_their_point_and_their_ensemble():

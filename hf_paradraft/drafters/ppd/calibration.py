@@ -17,11 +17,10 @@ from ...training.data import encode_rows
 from ...training.source import load_rows
 from ...training.target import check_context, config_of, open_model, open_tokenizer, refuse_packed
 from ..formats.folder import DrafterFolder
-from .config import PpdConfig
+from .adapter import PpdConfig, check_takes_masks
 from .drafting import MAX_RANKS
 from .model import PpdDrafter
 from .rows import PromptCollator, forward_with_prompts
-from .tuner import check_takes_masks
 
 LEAST_POINTS = 50
 POINTS, BATCH_SIZE = 32, 4  # the most places in each text, and texts in a forward

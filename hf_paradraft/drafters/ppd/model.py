@@ -22,11 +22,9 @@ from ...protocol import Drafter, SpeculationConfig
 from ..drafter import OF_TARGET, SavedDrafter
 from ..formats.files import save_tensors
 from ..formats.folder import DrafterFolder
-from .config import PpdConfig, check_adapter
-from .drafting import PpdDrafting
+from .adapter import PpdConfig, PpdModel, check_embeds_once, check_takes_masks, prompt_embedding
+from .drafting import SIZES, PpdDrafting
 from .prompted import PromptedDrafter
-from .sparse import SIZES
-from .tuner import PpdModel, check_embeds_once, check_takes_masks, prompt_embedding
 
 logger = logging.get_logger(__name__)
 
@@ -253,6 +251,21 @@ class PpdDrafter(SavedDrafter):
             logits = target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
             by_ensemble.append(logits[:, -m:].float())
         return torch.stack(by_ensemble).mean(0)[:, :count]
+
+
+def check_adapter(folder: DrafterFolder) -> None:
+    """Refuse an adapter that is not PPD's.
+
+    Raises:
+        OSError: its config is missing or not JSON.
+        ValueError: an adapter of another kind.
+    """
+    if (kind := folder.adapter.get("peft_type")) != "PPD":
+        uno = ", or UnoDrafter.from_pretrained if it is UNO's" if kind == "LORA" else ""
+        raise ValueError(
+            f"{folder} is a PEFT adapter of type {kind}, not a drafter: use PEFT's own PeftModel "
+            f"for it{uno}."
+        )
 
 
 def _generate(self: PpdModel, *args: Any, **kwargs: Any) -> Any:

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 from ...protocol import Drafter, Drafting, SpeculationConfig
 from ..causal import CausalRows, check_drafts, logits_after
 from ..reading.reader import Reader
-from .tuner import prompt_embedding
+from .adapter import prompt_embedding
 
 
 class PromptedDrafter(Drafter):

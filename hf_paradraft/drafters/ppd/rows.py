@@ -14,8 +14,7 @@ from transformers import PreTrainedModel
 from ...decoding.tree_attention import additive, attention_windows
 from ...outer_names import keeps_logits
 from ...training.rows import IGNORED, ChoosingCollator
-from .config import PpdConfig
-from .tuner import prompt_embedding
+from .adapter import PpdConfig, prompt_embedding
 
 
 def insertion_points(

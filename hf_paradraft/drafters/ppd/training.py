@@ -18,11 +18,10 @@ from ...training.losses import divergence
 from ...training.run import RunInputs, TrainingOptions, option
 from ...training.target import open_fast, refuse_packed
 from ...training.trainer import ResumableTrainer
+from .adapter import PpdConfig, check_takes_masks
 from .calibration import calibrate
-from .config import PpdConfig
 from .model import PpdDrafter
 from .rows import PromptCollator, forward_with_prompts
-from .tuner import check_takes_masks
 
 logger = logging.get_logger(__name__)
 
