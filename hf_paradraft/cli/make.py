@@ -188,7 +188,7 @@ def calibrate(
     dtype: DtypeOption = Dtype.auto,
 ) -> None:
     """Count how often prompt tokens guess right, and save it with the adapter."""
-    from ..drafters.ppd.calibration import calibrate_folder
+    from ..drafters.ppd.training import calibrate_folder
 
     adapted = calibrate_folder(adapter, eval_file, target, max_length, dtype.chosen)
     right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")

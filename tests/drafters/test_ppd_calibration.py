@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import hf_paradraft
 from hf_paradraft.cli import app
 from hf_paradraft.drafters.ppd import PpdConfig
-from hf_paradraft.drafters.ppd.calibration import calibrate, falling, rank_counts
+from hf_paradraft.drafters.ppd.rows import calibrate, falling, rank_counts
 
 
 def logits_for(*rankings):

@@ -76,9 +76,7 @@ def test_one_forward_gives_what_each_insertion_would(tmp_path, e):
     points = torch.tensor([[0, 3, 4], [2, 4, -1]])
     base = trainer.model.get_base_model()
     with torch.no_grad():
-        guesses, teachers, tokens, begins = forward_with_prompts(
-            base, base, trainer.config, ids, points
-        )
+        guesses, teachers, tokens, begins = forward_with_prompts(base, base, ids, points)
         assert guesses.shape[:2] == teachers.shape[:2] == tokens.shape == (5, 2)
         embedding = prompt_embedding(base)
         wanted = [(row, int(t)) for row in range(2) for t in points[row] if t >= 0]
@@ -114,7 +112,6 @@ def test_the_head_is_run_where_it_is_wanted():
     forward_with_prompts(
         base,
         base,
-        PpdConfig(num_prompt_tokens=2),
         torch.randint(0, 30, (2, 60)),
         torch.tensor([[3, 20, 40], [7, -1, -1]]),
     )
@@ -137,10 +134,10 @@ def test_the_head_is_run_on_what_is_used_however_many_texts_there_are(name):
         lambda module, args: counted.append(args[0].shape[:-1].numel())
     )
     with torch.no_grad():
-        together = forward_with_prompts(base, base, config, ids, points)
+        together = forward_with_prompts(base, base, ids, points)
         hook.remove()
         alone = [
-            forward_with_prompts(base, base, config, ids[row : row + 1], points[row : row + 1])
+            forward_with_prompts(base, base, ids[row : row + 1], points[row : row + 1])
             for row in range(4)
         ]
     # at each point: it and two teachers, and two prompts of two ensembles
@@ -238,6 +235,6 @@ def test_texts_too_short_for_any_point_are_left_out():
     base = get_peft_model(tiny_model(dtype=torch.float32), PpdConfig()).get_base_model()
     ids = torch.tensor([[1, 2], [3, 4]])
     guesses, teachers, tokens, begins = forward_with_prompts(
-        base, base, PpdConfig(), ids, torch.full((2, 1), -1)
+        base, base, ids, torch.full((2, 1), -1)
     )
     assert len(guesses) == len(teachers) == len(tokens) == len(begins) == 0

@@ -1,5 +1,5 @@
-"""Prompt tokens inserted at many positions of a text: their rows, and their guesses in one forward
-(PPD, section 4.4).
+"""Prompt tokens inserted at many positions of a text: their rows, their guesses in one forward, and
+how often these are right (PPD, sections 4.3 and 4.4).
 """
 
 from collections.abc import Callable
@@ -7,14 +7,22 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from datasets import Dataset
+from peft import PeftModel
 from torch import BoolTensor, LongTensor, Tensor
 from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...decoding.tree_attention import additive, attention_windows
 from ...outer_names import keeps_logits
 from ...training.rows import IGNORED, ChoosingCollator
-from .adapter import PpdConfig, prompt_embedding
+from .adapter import check_takes_masks, prompt_embedding
+from .drafting import MAX_RANKS
+
+LEAST_POINTS = 50
+POINTS, BATCH_SIZE = 32, 4  # the most places in each text, and texts in a forward
 
 
 def insertion_points(
@@ -110,7 +118,7 @@ class PromptCollator(ChoosingCollator):
 
 
 def forward_with_prompts(
-    forward: Callable, base: PreTrainedModel, config: PpdConfig, ids: LongTensor, points: LongTensor
+    forward: Callable, base: PreTrainedModel, ids: LongTensor, points: LongTensor
 ) -> tuple[Tensor, Tensor, LongTensor, BoolTensor]:
     """Insert an adapter's prompts after every point and run the model once.
 
@@ -121,7 +129,6 @@ def forward_with_prompts(
     Args:
         forward: the model to call, as it may be wrapped for training.
         base: the model itself, with an active adapter.
-        config: the adapter's config.
         ids: int64 `(B, n)`.
         points: int64 `(B, P)`, -1 for none.
 
@@ -130,8 +137,9 @@ def forward_with_prompts(
         V)`, the latter without gradient, the texts' own tokens `(T, m)`, and whether the token
         directly after is the model's own choice, `(T,)`.
     """
-    m, e, length = config.num_prompt_tokens, config.num_ensembles, ids.shape[1]
     embedding = prompt_embedding(base)
+    config, length = embedding.config(), ids.shape[1]
+    m, e = config.num_prompt_tokens, config.num_ensembles
     there = points >= 0
     row = there.nonzero()[:, :1]  # (T, 1), which text
     # (T, m + 1), positions in it
@@ -164,3 +172,82 @@ def forward_with_prompts(
     guesses = logits[:, max_asked:].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
     following = ids[row, column + 1]
     return guesses, said[:, 1:], following[:, 1:], said[:, 0].argmax(-1) == following[:, 0]
+
+
+def rank_counts(
+    guesses: Tensor, teachers: Tensor, tokens: Tensor, begins: Tensor, ranks: int
+) -> tuple[Tensor, Tensor]:
+    """Count right guesses where they would be judged.
+
+    A guess at distance `d` counts only if the text up to there is the model's own, and if all
+    guesses before it held the right token among their first ones, for no tree gets there otherwise.
+
+    Args:
+        guesses, teachers: logits `(T, m, V)`, from `forward_with_prompts`.
+        tokens: int64 `(T, m)`, of the text.
+        begins: bool `(T,)`, whether the token directly after the point is the model's own.
+        ranks: R.
+
+    Returns:
+        Hits `(m, R)` and tries `(m,)`, float64.
+    """
+    chosen = teachers.argmax(-1)
+    hits = guesses.topk(ranks, dim=-1).indices == chosen[..., None]
+    follows = torch.nn.functional.pad(
+        ((chosen == tokens) & hits.any(-1))[:, :-1].cumprod(1), (1, 0), value=1
+    ).bool()
+    follows &= begins[:, None]
+    return (hits & follows[..., None]).double().sum(0).cpu(), follows.double().sum(0).cpu()
+
+
+@torch.no_grad()
+def calibrate(model: PeftModel, samples: Dataset) -> list[list[float]]:
+    """Measure how often the active adapter's guesses are right, and set that in its config.
+
+    The shares are `a[d][r]`, by distance and rank.
+
+    Args:
+        model: a model with an active PPD adapter.
+        samples: encoded rows that the adapter was not trained on, best answered by the model
+            itself.
+
+    Raises:
+        ValueError: a model that takes no masks, or too few places to count at.
+    """
+    base = model.get_base_model()
+    check_takes_masks(base)
+    model.eval()
+    config = prompt_embedding(base).config()
+    ranks = min(MAX_RANKS, config.vocab_size)
+    collator = PromptCollator(config.num_prompt_tokens, POINTS)
+    hits = torch.zeros(config.num_prompt_tokens, ranks)
+    tries = torch.zeros(config.num_prompt_tokens)
+    own = torch.Generator()  # the caller's seed stays as it is
+    order = torch.tensor(list(samples["length"])).argsort(stable=True).tolist()
+    batches = DataLoader(samples, BATCH_SIZE, sampler=order, collate_fn=collator, generator=own)
+    for batch in tqdm(batches, desc="calibrate", leave=False):
+        ids, points = (batch[name].to(base.device) for name in ("input_ids", "points"))
+        more = rank_counts(*forward_with_prompts(base, base, ids, points), ranks)
+        hits, tries = hits + more[0], tries + more[1]
+    if tries[0] < LEAST_POINTS:
+        raise ValueError(
+            f"Only {int(tries[0])} places to count at: give more or longer rows ({LEAST_POINTS} "
+            "places at least)."
+        )
+    rates = (hits / tries[:, None].clamp(min=1)).tolist()
+    config.accuracy = [[round(rate, 5) for rate in falling(row)] for row in rates]
+    return config.accuracy
+
+
+def falling(rates: list[float]) -> list[float]:
+    """Fit the falling row that is nearest to `rates`, by isotonic regression.
+
+    A tree needs chances that fall with the rank.
+    """
+    blocks: list[tuple[float, int]] = []
+    for rate in rates:
+        blocks.append((rate, 1))
+        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
+            (high, many), (low, few) = blocks.pop(), blocks.pop()
+            blocks.append(((high * many + low * few) / (many + few), many + few))
+    return [rate for rate, count in blocks for _ in range(count)]

@@ -1,5 +1,5 @@
 """Train prompt tokens: the frozen model teaches them its own guesses at their place (PPD, section
-4.4).
+4.4); and calibrate the adapter in a folder.
 """
 
 from __future__ import annotations
@@ -13,15 +13,24 @@ from peft import PeftModel, get_peft_model
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
 from transformers.utils import logging
 
-from ...files import hub_name, write_json
+from ...files import hub_name, read_json, write_json
+from ...training.data import encode_rows
 from ...training.losses import divergence
 from ...training.run import RunInputs, TrainingOptions, option
-from ...training.target import open_fast, refuse_packed
+from ...training.source import load_rows
+from ...training.target import (
+    check_context,
+    config_of,
+    open_fast,
+    open_model,
+    open_tokenizer,
+    refuse_packed,
+)
 from ...training.trainer import ResumableTrainer
-from .adapter import PpdConfig, check_takes_masks
-from .calibration import calibrate
+from ..formats.folder import DrafterFolder
+from .adapter import PpdConfig, check_takes_masks, prompt_embedding
 from .model import PpdDrafter
-from .rows import PromptCollator, forward_with_prompts
+from .rows import PromptCollator, calibrate, forward_with_prompts
 
 logger = logging.get_logger(__name__)
 
@@ -47,9 +56,10 @@ class PpdTrainer(ResumableTrainer):
         decay: float = 0.8,
         **kwargs: Any,
     ):
-        self.decay, self.config = decay, model.active_peft_config
-        check_takes_masks(model.get_base_model())
-        collator = PromptCollator(self.config.num_prompt_tokens, points, args.seed)
+        self.decay, base = decay, model.get_base_model()
+        check_takes_masks(base)
+        config = prompt_embedding(base).config()
+        collator = PromptCollator(config.num_prompt_tokens, points, args.seed)
         super().__init__(model, args, data_collator=collator, **kwargs)
 
     def compute_loss(
@@ -59,7 +69,7 @@ class PpdTrainer(ResumableTrainer):
         base = self.accelerator.unwrap_model(model).get_base_model()
         model.eval()  # a teacher without dropout; prompts have none
         guesses, teachers, _, _ = forward_with_prompts(
-            model, base, self.config, inputs["input_ids"], inputs["points"]
+            model, base, inputs["input_ids"], inputs["points"]
         )
         losses = divergence(guesses, teachers)
         weights = self.decay ** torch.arange(losses.shape[1], device=losses.device)
@@ -179,3 +189,41 @@ class PpdTraining(TrainingOptions):
     def result(self, drafter: PeftModel) -> PpdDrafter:
         """Make a drafter of the trained adapter."""
         return PpdDrafter.from_model(drafter)
+
+
+def calibrate_folder(
+    adapter: str | Path,
+    data: str | Path,
+    model: str | Path | None = None,
+    max_length: int = 512,
+    dtype: torch.dtype = torch.float32,
+) -> PeftModel:
+    """Calibrate the adapter in a folder, as `paradraft calibrate` does.
+
+    Args:
+        adapter: the adapter's folder; `adapter_config.json` is written anew.
+        data: JSON lines or a Hub dataset, as for `load_rows`.
+        model: the base model, folder or Hub id; default: the one the adapter names.
+        max_length: the most tokens of a sample.
+        dtype: the base model's dtype.
+
+    Returns:
+        The base model with the calibrated adapter.
+
+    Raises:
+        ValueError, OSError: something about the inputs is wrong; nothing has been written then.
+    """
+    folder = Path(adapter)
+    PpdDrafter.check_folder(DrafterFolder(folder))
+    name = model or PpdConfig.from_pretrained(str(folder)).base_model_name_or_path
+    if name is None:
+        raise ValueError("The adapter does not name its base model: pass --target.")
+    refuse_packed(name, "prompt tokens are calibrated with ordinary ones")
+    check_context(config_of(name), max_length)
+    tokenizer = open_tokenizer(name)
+    samples = encode_rows(load_rows(data), tokenizer, max_length)
+    placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **placement), str(folder))
+    file = folder / "adapter_config.json"
+    write_json(file, {**read_json(file), "accuracy": calibrate(adapted, samples)})
+    return adapted
