@@ -204,32 +204,11 @@ class PardDrafter(SavedDrafter):
             ("drafts K", options.get("num_draft_tokens", 12)),
         ]
 
-    @property
-    def paradraft(self) -> dict[str, Any]:  # type: ignore[override]
-        """The library's section of `config.json`: the drafter's use, training and measurements."""
-        section = getattr(self.config, "paradraft", None)
-        return (
-            section if isinstance(section, dict) and section.get("kind", "pard") == "pard" else {}
-        )
-
     def attach(self, target: PreTrainedModel) -> None:
-        """Check the target where its hidden states are read.
-
-        Raises:
-            ValueError: they have other sizes than those that a PARD-2 drafter was made for.
-        """
-        if self.projection is None:
-            return
-        self.projection.keys(target)
-        if (
-            size := target.config.get_text_config().hidden_size
-        ) != self.projection.target_hidden_size:
-            raise ValueError(
-                f"This PARD-2 drafter reads hidden states of {self.projection.target_hidden_size} "
-                f"numbers, and the target's have {size}: it was made for another target. "
-                "from_pretrained(…, target_independent=True) drafts without them."
-            )
-        remember_target(self, target)
+        """Check the target where its hidden states are read; as for `Projection.keys`."""
+        if self.projection is not None:
+            self.projection.keys(target)
+            remember_target(self, target)
 
     def needs(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """List the features of the target that a PARD-2 drafter reads; none for others."""
@@ -304,6 +283,9 @@ def drafter_class(config_class: Any) -> type[PardDrafter]:
 def _prepare(drafter: PardDrafter, mask_token_id: int) -> PardDrafter:
     write_mask_token_id(drafter.config, mask_token_id)
     drafter.mask_token_id = mask_token_id
+    section = getattr(drafter.config, "paradraft", None)
+    is_own = isinstance(section, dict) and section.get("kind", "pard") == "pard"
+    drafter.paradraft = section if is_own else {}
     drafter.speculation_config = SpeculationConfig.from_saved(
         drafter.paradraft.get("speculation_config")
     )

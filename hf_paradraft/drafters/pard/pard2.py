@@ -89,16 +89,11 @@ class Projection:
         )
         save_tensors(tensors, folder / FILE)
 
-    @property
-    def target_hidden_size(self) -> int:
-        """d_t."""
-        return self.weight.shape[1] // len(self.layers)
-
     def keys(self, target: PreTrainedModel) -> tuple[FeatureKey, ...]:
         """List the features that it reads of a target.
 
         Raises:
-            ValueError: layers that the target does not have.
+            ValueError: layers that the target does not have, or hidden states of another size.
         """
         num_layers = len(layers_of(target))
         indices = [index if index >= 0 else num_layers + 1 + index for index in self.layers]
@@ -106,6 +101,13 @@ class Projection:
             raise ValueError(
                 f"This PARD-2 drafter reads hidden states {self.layers}, and the target has "
                 f"{num_layers} layers."
+            )
+        size = self.weight.shape[1] // len(self.layers)
+        if (theirs := target.config.get_text_config().hidden_size) != size:
+            raise ValueError(
+                f"This PARD-2 drafter reads hidden states of {size} numbers, and the target's have "
+                f"{theirs}: it was made for another target. "
+                "from_pretrained(…, target_independent=True) drafts without them."
             )
         return tuple("normed" if index == num_layers else index - 1 for index in indices)
 

@@ -196,8 +196,7 @@ class PardTraining(TrainingOptions):
         folder: Path,
     ) -> None:
         """Save the drafter as a whole causal LM, with its tokenizer."""
-        drafter.config.paradraft = {**drafter.paradraft, "training": record}
-        drafter.save_pretrained(folder)
+        super().save(drafter, tokenizer, record, folder)
         tokenizer.save_pretrained(folder)
 
     def measure(self, drafter: PardDrafter, inputs: RunInputs) -> dict[str, Any]:
