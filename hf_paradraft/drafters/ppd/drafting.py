@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import log
-from operator import itemgetter
 from typing import Any
 
 import numpy
@@ -202,7 +201,7 @@ def build_trees(
     """
     scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
     widest = [best_paths(scores[:state], budget) for state in range(len(scores) + 1)]
-    best: tuple[float, list[SparseTree]] = (-1.0, [])
+    splits = []
     for num_nodes in range(1, budget - num_ensembles + 1):
         states = [part(paths, range(len(paths))[:num_nodes]) for paths in widest]
         values = [sum(paths.path_probability) for paths in states]
@@ -210,8 +209,9 @@ def build_trees(
         for paths in states:
             room = (budget - len(paths)) // num_ensembles
             trees.append(SparseTree(paths, attach_prompts(ends(paths), values, room)))
-        best = max(best, (amortised_gain(trees), trees), key=itemgetter(0))
-    return best
+        splits.append(trees)
+    best = max(splits, key=amortised_gain)
+    return amortised_gain(best), best
 
 
 def fastest_trees(
@@ -228,9 +228,10 @@ def fastest_trees(
         batch_size: a forward has this many times a round's rows.
     """
     prompts = len(accuracy) * num_ensembles
-    best: tuple[float, list[SparseTree]] = (-1.0, [])
-    for rows in [size for size in SIZES if size > prompts] or [prompts + 1]:
-        gain, trees = build_trees(accuracy, rows, num_ensembles)
-        speed = (1 + gain) / latency(batch_size * (1 + rows))
-        best = max(best, (speed, trees), key=itemgetter(0))
-    return best[1]
+    sizes = [rows for rows in SIZES if rows > prompts] or [prompts + 1]
+    built = {rows: build_trees(accuracy, rows, num_ensembles) for rows in sizes}
+
+    def speed(rows: int) -> float:
+        return (1 + built[rows][0]) / latency(batch_size * (1 + rows))
+
+    return built[max(sizes, key=speed)][1]

@@ -159,16 +159,12 @@ class PpdDrafter(SavedDrafter):
             return None
         # One drafter in all calls of a model: its measurements stay, and its `last_stats` are found
         # again.
-        drafters = notes_on(assistant)
-        itself = assistant.get_base_model() is target
-        prompts = prompt_embedding(assistant.get_base_model()).prompts()
-        key = itself, assistant.active_adapter
-        if key not in drafters or drafters[key][0] is not prompts:
-            drafters[key] = (
-                prompts,
-                cls.from_model(assistant) if itself else PromptedDrafter(assistant),
-            )
-        return drafters[key][1]
+        drafters, base = notes_on(assistant), assistant.get_base_model()
+        key = base is target, prompt_embedding(base).prompts()
+        if key not in drafters:
+            make = cls.from_model if base is target else PromptedDrafter
+            drafters[key] = make(assistant)
+        return drafters[key]
 
     def attach(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
@@ -246,9 +242,9 @@ class PpdDrafter(SavedDrafter):
             raise ValueError(f"num_draft_tokens={count}: the adapter has {m} prompt tokens.")
         text = target.get_input_embeddings()(input_ids[:, :-1])
         by_ensemble = []
-        for ensemble in range(e):
-            prompts = self.prompts[ensemble::e].to(text).expand(len(text), -1, -1)
-            logits = target(inputs_embeds=torch.cat([text, prompts], dim=1), use_cache=False).logits
+        for prompts in self.prompts.to(text).unflatten(0, (m, e)).unbind(1):
+            rows = torch.cat([text, prompts.expand(len(text), -1, -1)], dim=1)
+            logits = target(inputs_embeds=rows, use_cache=False).logits
             by_ensemble.append(logits[:, -m:].float())
         return torch.stack(by_ensemble).mean(0)[:, :count]
 

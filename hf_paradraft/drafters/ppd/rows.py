@@ -3,6 +3,7 @@ how often these are right (PPD, sections 4.3 and 4.4).
 """
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -242,12 +243,14 @@ def calibrate(model: PeftModel, samples: Dataset) -> list[list[float]]:
 def falling(rates: list[float]) -> list[float]:
     """Fit the falling row that is nearest to `rates`, by isotonic regression.
 
-    A tree needs chances that fall with the rank.
+    A tree needs chances that fall with the rank. The value at a place is the least, over all
+    beginnings up to it, of the greatest mean from there to an end after it.
     """
-    blocks: list[tuple[float, int]] = []
-    for rate in rates:
-        blocks.append((rate, 1))
-        while len(blocks) > 1 and blocks[-2][0] < blocks[-1][0]:
-            (high, many), (low, few) = blocks.pop(), blocks.pop()
-            blocks.append(((high * many + low * few) / (many + few), many + few))
-    return [rate for rate, count in blocks for _ in range(count)]
+    count = len(rates)
+    return [
+        min(
+            max(fmean(rates[begin:end]) for end in range(place + 1, count + 1))
+            for begin in range(place + 1)
+        )
+        for place in range(count)
+    ]
