@@ -46,10 +46,10 @@ class Rule:
     """An acceptance rule, and the properties of it that the engine asks for.
 
     Attributes:
-        draws: the maker of drafts (`rules.draws.Draws`) of a rule that accepts only drawn tokens;
-            None: any draft will do.
+        draws: the maker of drafts (`rules.rejection.Draws`) of a rule that accepts only drawn
+            tokens; None: any draft will do.
         same_text: whether each token is the one that plain decoding takes: then the size of a draft
-            may depend on the clock, and processors see plain decoding's texts alone.
+            may depend on the clock, and processors see plain decoding's texts only.
         rests: whether the clock may decide that a round is a plain one.
         in_turn: whether plain decoding draws for all sequences of a batch at once, step by step.
         only_argmax: whether only the most probable token decides.

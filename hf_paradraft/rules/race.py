@@ -12,7 +12,6 @@ from torch import LongTensor, Tensor
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 from ..decoding.trees import to_target
-from .draws import are_numbers
 
 IMPOSSIBLE = -1e4  # the log-probability of an id that the target does not have
 NEAR, RIVALS = 6, 16  # distances, and tokens at each, of which the odds are learned
@@ -110,7 +109,7 @@ class Race:
         """
         distances = [*range(len(logits))] if paths is None else [*map(len, paths)]
         noise = self.log_noise(distances)
-        if noise is None or not are_numbers(logits):
+        if noise is None or not logits.amax(-1).isfinite().all():
             return logits
         ids = (
             slice(logits.shape[1])

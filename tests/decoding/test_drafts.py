@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hf_paradraft.decoding.trees import best_first_tree
-from hf_paradraft.rules.draws import sampled_tree
+from hf_paradraft.rules.rejection import sampled_tree
 
 
 def paths_of(draft):

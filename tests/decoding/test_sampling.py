@@ -18,7 +18,7 @@ from transformers import (
 from hf_paradraft.decoding.accept import Rule, accept
 from hf_paradraft.protocol import Draft
 from hf_paradraft.rules import RULES
-from hf_paradraft.rules.draws import sampled_tree
+from hf_paradraft.rules.rejection import sampled_tree
 
 V, STEPS, SAMPLES = 5, 3, 2_000
 # the target: logits given the last token
