@@ -12,9 +12,6 @@ from transformers import CompileConfig, GenerationMixin, PreTrainedConfig, PreTr
 
 from .names import OUTPUT_CACHE, attention_of, attribute, inside, missing
 
-GenerationMode = inside(
-    "generation", "GenerationMode", "tells generate's own checks about a drafted call with"
-)
 # Parts of models that drafters are made of.
 ACT2FN = inside("activations", "ACT2FN", "checks the activations of configs with")
 Gemma4TextScaledWordEmbedding = inside(

@@ -40,7 +40,7 @@ from ..decoding.checks import (
 from ..decoding.joining import leave_early
 from ..drafters.ppd.model import PpdDrafter
 from ..names import BaseStreamer, ChangedTransformers, GenerateDecoderOnlyOutput, cache_in
-from ..outer_names import WRAPPED, GenerationMode, plain_decoding, wrap_pipelines, wrapped_methods
+from ..outer_names import WRAPPED, plain_decoding, wrap_pipelines, wrapped_methods
 from ..pearl.loop import decoding_of
 from .look import check_more_than_text, check_reads
 from .setting import check_same_tokenizer, drafter_on
@@ -164,24 +164,15 @@ def _wrap_assisted_decoding(original):
 def _wrap_validate(original):
     @wraps(original)
     def validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
-        if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is not None:
-            for name, own in (("num_beams", 1), ("dola_layers", None)):
-                if (value := getattr(generation_config, name, None) or own) != own:
-                    raise Refused(
-                        f"Drafters serve greedy decoding and sampling, but {name} is {value}."
-                    )
-            ours = ("assistant_model", "assistant_tokenizer")
-            generation_mode_kwargs = {
-                name: value for name, value in generation_mode_kwargs.items() if name not in ours
-            }
-            # Samples, batches and recurrent states, which transformers' own assisted loop refuses,
-            # are none of its business here.
-            generation_mode = (
-                GenerationMode.SAMPLE
-                if generation_config.do_sample
-                else GenerationMode.GREEDY_SEARCH
-            )
-        return original(self, generation_mode, generation_config, generation_mode_kwargs)
+        if _drafter_of(self, generation_mode_kwargs.get("assistant_model")) is None:
+            return original(self, generation_mode, generation_config, generation_mode_kwargs)
+        # Samples, batches and recurrent states, which transformers' own assisted loop refuses, are
+        # none of its business here.
+        for name, own in (("num_beams", 1), ("dola_layers", None)):
+            if (value := getattr(generation_config, name, None) or own) != own:
+                raise Refused(
+                    f"Drafters serve greedy decoding and sampling, but {name} is {value}."
+                )
 
     return validate_generation_mode
 
