@@ -4,7 +4,6 @@ writing whole or not at all.
 
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import wraps
@@ -330,15 +329,17 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def drop_old_pieces(folder: Path) -> None:
-    """Remove an index and its pieces, where weights in one piece have taken their place."""
-    index = folder / INDEX
-    if (folder / WHOLE).exists() and index.exists():
-        named = read_json(index).get("weight_map")
-        index.unlink()
-        for piece in {*named.values()} if isinstance(named, dict) else ():
-            if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", str(piece)):
-                (folder / piece).unlink(missing_ok=True)
+def drop_older_weights(folder: Path) -> None:
+    """Remove the older weights from a folder that has some in one piece and some in several."""
+    whole, index = folder / WHOLE, folder / INDEX
+    if not (whole.exists() and index.exists()):
+        return
+    if index.stat().st_mtime_ns > whole.stat().st_mtime_ns:
+        whole.unlink()
+        return
+    index.unlink()
+    for piece in folder.glob("model-?????-of-?????.safetensors"):
+        piece.unlink()
 
 
 def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:

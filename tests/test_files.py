@@ -5,6 +5,7 @@ import shutil
 from threading import Thread
 
 import pytest
+import torch
 from huggingface_hub import HfApi
 from tiny import make_tokenizer, near_copy, tiny_model
 
@@ -53,8 +54,6 @@ def test_revision_and_subfolder_are_remembered(hub, tmp_path):
     tiny_model().save_pretrained(tmp_path / "target")
     make_tokenizer("a b c d").save_pretrained(tmp_path / "target")
     target = type(tiny_model()).from_pretrained(tmp_path / "target").eval()
-    import torch
-
     prompt = torch.tensor([[1, 2, 3]])
     # the same tokens, under that subfolder
     target.generate(prompt, assistant_model=loaded, max_new_tokens=3, do_sample=False)
@@ -78,6 +77,23 @@ def test_an_index_whose_pieces_are_gone_says_nothing(tmp_path):
     assert isinstance(
         hf_paradraft.AutoDrafter.from_pretrained(tmp_path / "drafter"), hf_paradraft.PardDrafter
     )
+
+
+def test_the_newest_weights_stay_in_one_piece_or_in_several(tmp_path):
+    """A folder with both was left with the older ones, where the new ones were in several."""
+    for seed, size in enumerate((None, "2KB", "2KB", None)):
+        drafter = near_copy(tiny_model(seed=seed))
+        drafter.save_pretrained(tmp_path, **({"max_shard_size": size} if size else {}))
+        assert (tmp_path / files.INDEX).exists() == (size is not None)
+        assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (size is not None)
+        loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path).state_dict()
+        assert all(
+            torch.equal(tensor, loaded[name]) for name, tensor in drafter.state_dict().items()
+        )
+    drafter.save_pretrained(tmp_path, max_shard_size="2KB")
+    other = hf_paradraft.DFlashDrafter.from_target(tiny_model(), 31, num_features=1)
+    other.save_pretrained(tmp_path)
+    assert [file.name for file in tmp_path.glob("*.safetensors*")] == [files.WHOLE]
 
 
 def test_rows_come_through_a_pipe(tmp_path):

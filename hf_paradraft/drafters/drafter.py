@@ -22,7 +22,7 @@ from transformers import (
 
 from ..files import (
     check_whole,
-    drop_old_pieces,
+    drop_older_weights,
     names_folder,
     share_weights,
     tensor_names,
@@ -226,7 +226,8 @@ class SavedDrafter(Drafter, ABC):
             )
         folder.mkdir(parents=True, exist_ok=True)
         self.write(folder, **kwargs)
-        drop_old_pieces(folder)
+        if not self.is_adapter:  # it may lie next to its base, whose weights are not ours
+            drop_older_weights(folder)
         share_weights(folder)
 
     @classmethod
