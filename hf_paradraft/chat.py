@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from jinja2.exceptions import TemplateError
 from torch import LongTensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, StopStringCriteria
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -123,8 +123,14 @@ def sampling(temperature: float) -> dict[str, Any]:
 
 
 def stopping(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """Make the arguments of `generate` that a model's own stop strings need."""
-    return {"tokenizer": tokenizer} if model.generation_config.stop_strings else {}
+    """Make the arguments of `generate` that a model's own stop strings need.
+
+    A custom loop does not get a tokenizer from `generate`.
+    """
+    if not (strings := model.generation_config.stop_strings):
+        return {}
+    criterion = StopStringCriteria(tokenizer, strings)
+    return {"stop_strings": None, "stopping_criteria": [criterion]}
 
 
 def encode_question(tokenizer: PreTrainedTokenizerBase, text: str) -> LongTensor:

@@ -13,7 +13,7 @@ import torch
 from torch import LongTensor, Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
-from transformers import DynamicLayer, PreTrainedModel, StopStringCriteria
+from transformers import DynamicLayer, PreTrainedModel
 
 from .admission import admit
 from .copies import PromptLookup
@@ -141,11 +141,6 @@ def begin(
         batches.append(begin_call(model, input_ids, *own, drafter, None, model_kwargs, terms))
         return input_ids
 
-    if (
-        tokenizer := options.pop("tokenizer", None)
-    ) is not None:  # generate does not pass it to a custom loop
-        stops = StopStringCriteria(tokenizer, target.generation_config.stop_strings)
-        options |= {"stop_strings": None, "stopping_criteria": [stops]}
     target.generate(input_ids, custom_generate=keep, **options)
     [batch] = batches
     if known is not None and known.drafting is not None:
