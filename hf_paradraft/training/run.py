@@ -224,9 +224,11 @@ class TrainingOptions(ABC):
     def save(
         self, drafter: Any, tokenizer: PreTrainedTokenizerBase, record: dict[str, Any], folder: Path
     ) -> None:
-        """Write the drafter and the record of its training."""
+        """Write the drafter, the record of its training, and its tokenizer if it has one."""
         drafter.record_training(record)
         drafter.save_pretrained(folder)
+        if drafter.has_tokenizer:
+            tokenizer.save_pretrained(folder)
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
         """Measure a calibration or an acceptance for the record, after the drafter is saved."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import torch
@@ -187,17 +186,6 @@ class PardTraining(TrainingOptions):
     def models(self) -> dict[str, str | None]:
         """Implement `TrainingOptions.models`."""
         return {"base_model": hub_name(str(self.model)), "target": hub_name(str(self.target))}
-
-    def save(
-        self,
-        drafter: PardDrafter,
-        tokenizer: PreTrainedTokenizerBase,
-        record: dict[str, Any],
-        folder: Path,
-    ) -> None:
-        """Save the drafter as a whole causal LM, with its tokenizer."""
-        super().save(drafter, tokenizer, record, folder)
-        tokenizer.save_pretrained(folder)
 
     def measure(self, drafter: PardDrafter, inputs: RunInputs) -> dict[str, Any]:
         """Measure the acceptance of chains on evaluation rows, if there is a target."""
