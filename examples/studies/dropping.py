@@ -22,9 +22,9 @@ from hf_paradraft.drafters.pard.model import PardDrafter
 from hf_paradraft.drafters.pard.training import PardTrainer
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.training.data import encode_rows
-from hf_paradraft.training.metrics import acceptance
 from hf_paradraft.training.rows import CodConfig, RowCollator
 from hf_paradraft.training.source import load_rows
+from hf_paradraft.training.target_training import acceptance
 
 app = typer.Typer(help=__doc__)
 
@@ -95,9 +95,8 @@ def ablation(
                 [train_set[(begin + i) % len(train_set)] for i in range(batch_size)]
             )
         building = (perf_counter() - started) / 10
-        tau = acceptance(
-            judge, drafter, tokenizer, eval_set.select(range(min(eval_samples, len(eval_set))))
-        )["mean_emitted"]
+        measured = acceptance(judge, drafter, tokenizer, eval_set, eval_samples)["acceptance"]
+        tau = measured["mean_emitted"]
         lines.append(f"| {name} | {seconds:.2f} | {building / seconds:.1%} of it | {tau:.2f} |")
     print("\n".join(lines))
 

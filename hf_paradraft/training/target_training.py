@@ -1,32 +1,35 @@
 """Training on a frozen target that runs in the same process: the options, vocabularies and number
-formats of such runs.
+formats of such runs, and how much of a drafter's work the target accepts.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from timeit import repeat
 from typing import Any, ClassVar
 
 import torch
+from datasets import Dataset
 from huggingface_hub.constants import HF_HOME
 from torch import LongTensor
 from torch.nn.functional import linear
+from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from ..chat import end_tokens
+from ..chat import end_tokens, learned_context, stopping
 from ..files import hub_name
 from ..hardware import fast_dtype
+from ..protocol import SpeculationStats
 from ..protocol.drafter import FeatureKey
 from .losses import LOSSES, Loss
-from .metrics import acceptance_of
 from .rows import IGNORED
 from .run import RunInputs, TrainingOptions, option
 from .target import open_fast
@@ -34,6 +37,7 @@ from .target_states import TargetStates
 
 logger = logging.get_logger(__name__)
 JUDGED = 32  # evaluation rows whose acceptance is measured
+CONTINUED = 128  # tokens that each of them is continued by, at most
 FASTER = 0.8  # of the seconds in float32: less is worth another format
 
 
@@ -121,15 +125,72 @@ class TargetTraining(TrainingOptions):
 
     def measure(self, drafter: Any, inputs: RunInputs) -> dict[str, Any]:
         """Measure the acceptance of chains on evaluation rows."""
-        return acceptance_of(drafter, inputs.model, inputs, JUDGED)
+        return acceptance(inputs.model, drafter, inputs.tokenizer, inputs.eval_set, JUDGED)
+
+
+def acceptance(
+    target: PreTrainedModel,
+    drafter: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    samples: Dataset,
+    count: int,
+) -> dict[str, Any]:
+    """Measure and print the greedy acceptance of a drafter's chains against `target`.
+
+    Each sample is continued from its first labelled token, as far as the target's context goes.
+
+    Args:
+        target: the model that judges.
+        drafter: the drafter to measure.
+        tokenizer: the target's, for the padding id.
+        samples: rows from `encode_rows`; texts labelled throughout are continued from their first
+            quarter.
+        count: the samples that are continued, the first ones.
+
+    Returns:
+        For the record, as `acceptance`: `mean_emitted` (τ, bonus included),
+        `acceptance_by_position` and `samples`.
+    """
+    judged = samples.select(range(min(count, len(samples))))
+    target = target.to(next(drafter.parameters()).device).eval()
+    options = drafter.eval().speculation_config
+    stats, context = SpeculationStats(), learned_context(target)
+    # chains, and every round counts
+    drafter.speculation_config = replace(options, tree_size=None, never_slower=False)
+    try:
+        for sample in tqdm(judged, desc="acceptance", unit="prompts", leave=False):
+            begin = next(i for i, label in enumerate(sample["labels"]) if label != IGNORED)
+            prompt = sample["input_ids"][: begin or max(1, len(sample["input_ids"]) // 4)]
+            ids = torch.tensor([prompt], device=target.device)
+            room = CONTINUED if context is None else min(CONTINUED, context - len(prompt))
+            target.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                assistant_model=drafter,
+                max_new_tokens=room,
+                do_sample=False,
+                pad_token_id=tokenizer.pad_token_id,
+                **stopping(target, tokenizer),
+            )
+            stats = stats + drafter.last_stats
+    finally:
+        drafter.speculation_config = options
+    measured = {
+        "mean_emitted": stats.mean_emitted,
+        "acceptance_by_position": stats.acceptance_by_position,
+        "samples": len(judged),
+    }
+    print(json.dumps(measured, indent=1))
+    return {"acceptance": measured}
 
 
 def answer_vocabulary(
     rows: Iterable[dict], size: int, tokenizer: PreTrainedTokenizerBase, target: PreTrainedModel
 ) -> LongTensor:
-    """Choose the `size` most frequent ids of answers, special ids included.
+    """Choose `size` ids: special ones, the most frequent of answers, and the lowest of the rest.
 
-    Ids that end a text are included too.
+    Special ones are the tokenizer's, and those that end the target's texts. The rest are ids that
+    never occur.
 
     Args:
         rows: the samples, from `encode_rows`.
@@ -140,39 +201,19 @@ def answer_vocabulary(
         int64 `(V',)`, rising.
 
     Raises:
-        ValueError: as for `most_frequent`.
+        ValueError: there is no room for the special ids, or more is asked for than there is.
     """
-    texts = ([label for label in row["labels"] if label != IGNORED] for row in rows)
-    always = [*tokenizer.all_special_ids, *end_tokens(target)]
-    return most_frequent(texts, size, always, target.config.get_text_config().vocab_size)
-
-
-def most_frequent(
-    texts: Iterable[Iterable[int]], size: int, always: Iterable[int], vocab_size: int
-) -> LongTensor:
-    """Choose `size` ids: those in `always`, the most frequent, then the lowest of the rest.
-
-    The rest are ids that never occur. All are sorted in rising order.
-
-    Args:
-        texts: the ids that the target has written, by text.
-        size: V', the number of ids.
-        always: the ids that have to be in: ends of texts, and other special ones.
-        vocab_size: V, the size of the target's vocabulary.
-
-    Raises:
-        ValueError: there is no room for `always`, or more is asked for than there is.
-    """
-    wanted = sorted({token for token in always if 0 <= token < vocab_size})
+    vocab_size = target.config.get_text_config().vocab_size
+    special = [*tokenizer.all_special_ids, *end_tokens(target)]
+    wanted = sorted({token for token in special if 0 <= token < vocab_size})
     if not len(wanted) < size <= vocab_size:
         raise ValueError(
             f"A vocabulary of {size} tokens: it must hold the {len(wanted)} special ones and some "
             f"more, and at most the target's {vocab_size}."
         )
-    counts = Counter(token for text in texts for token in text)
-    ranked = dict.fromkeys(
-        [*wanted, *(token for token, _ in counts.most_common()), *range(vocab_size)]
-    )
+    counts = Counter(label for row in rows for label in row["labels"] if label != IGNORED)
+    frequent = (token for token, _ in counts.most_common())
+    ranked = dict.fromkeys([*wanted, *frequent, *range(vocab_size)])
     return torch.tensor(sorted(list(ranked)[:size]))
 
 

@@ -16,7 +16,7 @@ from hf_paradraft.drafters import kind_of
 from hf_paradraft.drafters.formats.folder import DrafterFolder
 from hf_paradraft.drafters.pard.pard2 import Projection
 from hf_paradraft.integration.publish import describe_kind
-from hf_paradraft.training.target_training import most_frequent
+from hf_paradraft.training.target_training import answer_vocabulary
 
 TARGET = tiny_model("llama", num_hidden_layers=4, dtype=torch.float32)
 LAYERS = [-1, -3, 1]
@@ -161,11 +161,13 @@ def test_pard2_folders_that_do_not_fit_are_refused(tmp_path):
 
 
 def test_the_most_frequent_ids():
-    assert most_frequent([[9, 9, 4], [4, 9, 2]], 3, [30], VOCAB).tolist() == [4, 9, 30]
-    assert most_frequent([[9]], 4, [30, 31], VOCAB).tolist() == [0, 9, 30, 31]
+    tokenizer = make_tokenizer()  # its ends and its mask are 30 and 31
+    rows = [{"labels": [-100, 9, 9, 4]}, {"labels": [-100, 4, 9, 2]}]
+    assert answer_vocabulary(rows, 4, tokenizer, TARGET).tolist() == [4, 9, 30, 31]
+    assert answer_vocabulary([{"labels": [9]}], 4, tokenizer, TARGET).tolist() == [0, 9, 30, 31]
     for size in (1, 2, VOCAB + 1):
         with pytest.raises(ValueError, match="special ones"):
-            most_frequent([[1]], size, [30, 31], VOCAB)
+            answer_vocabulary([{"labels": [1]}], size, tokenizer, TARGET)
 
 
 def test_a_drafter_of_some_tokens_alone_is_refused(tmp_path):

@@ -16,10 +16,10 @@ from ...files import hub_name
 from ...names import attention_of
 from ...outer_names import find_adapter_config_file
 from ...training.losses import cross_entropy
-from ...training.metrics import acceptance_of
 from ...training.rows import CodConfig, RowCollator, may_attend
 from ...training.run import RunInputs, TrainingOptions, option
-from ...training.target import config_of, is_packed, refuse_packed
+from ...training.target import config_of, is_packed, open_model, refuse_packed
+from ...training.target_training import acceptance
 from ...training.trainer import RowTrainer
 from .config import MASK_KEYS
 from .model import PardDrafter
@@ -191,4 +191,5 @@ class PardTraining(TrainingOptions):
         """Measure the acceptance of chains on evaluation rows, if there is a target."""
         if self.target is None:
             return {}
-        return acceptance_of(drafter, self.target, inputs, JUDGED)
+        target = open_model(self.target, dtype=drafter.dtype)
+        return acceptance(target, drafter, inputs.tokenizer, inputs.eval_set, JUDGED)
