@@ -37,10 +37,10 @@ def block_mask(depths: Tensor, positions: Tensor):
     """
 
     def rule(batch, head, row, other):
-        allowed = may_attend(
+        seen = may_attend(
             depths[batch, row], positions[batch, row], depths[batch, other], positions[batch, other]
         )
-        return (allowed & (depths[batch, row] >= 0) & (depths[batch, other] >= 0)) | (row == other)
+        return seen | (row == other)
 
     size, length = depths.shape
     # uncompiled, it goes through R² entries
