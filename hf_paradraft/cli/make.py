@@ -104,7 +104,7 @@ def regenerate(
     """
     from ..training.answers import Server, Target
     from ..training.journal import check_output_file
-    from ..training.prompts import invent as write_prompts
+    from ..training.regenerate import invent as write_prompts
     from ..training.regenerate import regenerate as run
     from ..training.target_states import TargetStates
 

@@ -1,14 +1,15 @@
-"""Rows as people keep them: texts, chats of several conventions, tools, thoughts; other rows are
-refused by number.
+"""Rows as people keep them, and their prompts: texts, chats of several conventions, tools,
+thoughts; other rows are refused by number.
 """
 
 import json
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from ..chat import whole_characters
@@ -161,6 +162,42 @@ def text_of(row: Mapping[str, Any]) -> str:
     if not isinstance(text, str | None):
         raise ValueError(f"'text' must be a text, but is {reprlib.repr(text)}.")
     return whole_characters(text or "")
+
+
+def prompts_of(
+    source: str | Path, prompt_tokens: int, tokenizer: PreTrainedTokenizerBase | None
+) -> Iterator[dict]:
+    """Yield the prompt of each row: a chat's turns before the last answer, or a text's beginning.
+
+    Prompts are `{"messages": turns before the last answer}`, with its tools, or `{"text": its first
+    tokens}`.
+
+    Raises:
+        ValueError: a row is none of both, or a text where no tokenizer can cut it.
+    """
+    for count, row in enumerate(load_rows(source), 1):
+        try:
+            turns, text = turns_of(row["messages"]) if row.get("messages") else [], text_of(row)
+            tools = tools_of(row)
+        except ValueError as error:
+            raise ValueError(f"{source}, row {count}: {error}") from None
+        while turns and turns[-1]["role"] == "assistant":
+            turns.pop()
+        if turns:
+            messages = [
+                {k: v for k, v in turn.items() if v is not None or k == "content"} for turn in turns
+            ]
+            yield {"messages": messages, **({} if tools is None else {"tools": tools})}
+        elif text and not row.get("messages"):
+            if tokenizer is None:
+                raise ValueError(
+                    f"{source}, row {count}: a server answers conversations, give rows with "
+                    "'messages'."
+                )
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"][:prompt_tokens]
+            while (begun := tokenizer.decode(ids)).endswith("\ufffd") and len(ids) > 1:
+                ids.pop()  # half a character
+            yield {"text": begun}
 
 
 def leave_out(refused: list[str], count: int) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hf_paradraft.training.prompts import SHORT, WORDS, disjoint, runs_in
+from hf_paradraft.training.regenerate import SHORT, WORDS, disjoint, runs_in
 
 LONG = "one two three four five six seven eight nine ten eleven twelve thirteen"
 

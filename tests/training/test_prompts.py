@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
 from hf_paradraft.training.answers import batches
-from hf_paradraft.training.prompts import invent, user_turn
+from hf_paradraft.training.regenerate import invent, user_turn
 
 TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] + ' ' + m['content'] + ' <eos> ' }}{% endfor %}{% if "

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.training.data import encode_rows
 from hf_paradraft.training.journal import Journal
-from hf_paradraft.training.prompts import prompts_of
-from hf_paradraft.training.source import load_rows
+from hf_paradraft.training.source import load_rows, prompts_of
 
 
 class Killed(Exception):
