@@ -8,7 +8,6 @@ to the real tokens `s <= t - d` and to its own chain of masks `(1, t - d + 1), â
 Worked example, K = 3: row `(2, 5)` sees the real tokens 0 â€¦ 3, the mask `(1, 4)` and itself.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +21,8 @@ IGNORED = -100  # the label of tokens that are not to be learned
 SHAPES = 64
 
 
-class ChoosingCollator(ABC):
-    """A collator that makes random choices, which are the same for a sample in an epoch.
+class ChoosingCollator:
+    """The base of collators whose random choices are the same for a sample in an epoch.
 
     Args:
         count: K, the depths of guesses.
@@ -40,10 +39,6 @@ class ChoosingCollator(ABC):
         """Make the generator of a sample's choices."""
         seed = hash((self.seed, self.epoch, *sample["input_ids"])) % 2**63
         return torch.Generator().manual_seed(seed)
-
-    @abstractmethod
-    def __call__(self, samples: list[dict[str, Any]]) -> dict[str, Tensor]:
-        """Make a padded batch of samples from `encode_rows`."""
 
 
 def cod_keep_mask(
