@@ -14,7 +14,7 @@ from torch import LongTensor, Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import AdamW, Muon
 
-from .losses import mixed, rejection
+from .losses import cross_entropy, mixed, rejection
 from .rows import IGNORED, ChoosingCollator, places_in
 from .run import RunInputs, option
 from .target_training import TargetTraining
@@ -172,7 +172,7 @@ class AnchorTrainer(DepthTrainer):
         rows, _, depths = learned.nonzero(as_tuple=True)
         p = self.states.probabilities(states, rows, inputs["places"][learned])
         rejected = rejection(logits, p)
-        losses = mixed(self.loss, logits, labels, rejected)
+        losses = mixed(self.loss, cross_entropy(logits, labels), rejected)
         if "confidence" in outputs:
             sure = outputs["confidence"][learned].float()
             losses = losses + F.binary_cross_entropy_with_logits(

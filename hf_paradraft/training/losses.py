@@ -51,14 +51,12 @@ def divergence(logits: Tensor, teachers: Tensor) -> Tensor:
     ).sum(-1)
 
 
-def mixed(loss: Loss, logits: Tensor, labels: LongTensor, rejected: Tensor) -> Tensor:
+def mixed(loss: Loss, wrong: Tensor, rejected: Tensor) -> Tensor:
     """Compute the loss of that name, of each row `(n,)`.
 
     Args:
         loss: the loss's name.
-        logits: the drafter's, `(n, V')`.
-        labels: the right tokens, int64 `(n,)`.
+        wrong: the cross-entropy, `(n,)`.
         rejected: the total variation, `(n,)`, from `rejection`.
     """
-    wrong = cross_entropy(logits, labels)
     return wrong if loss == "ce" else 0.1 * wrong + 0.9 * rejected

@@ -64,9 +64,7 @@ class ParallelSpecTrainer(RowTrainer):
                 rejected = rejection(
                     logits[learned], self.states.probabilities(states, rows, places)
                 )
-                losses = losses.index_put(
-                    learned, mixed("tv", logits[learned], labels[learned], rejected)
-                )
+                losses = losses.index_put(learned, mixed("tv", losses[learned], rejected))
             if drafter.reads_features:
                 wanted = states["normed"][rows, places].float()
                 near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
