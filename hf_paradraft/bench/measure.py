@@ -125,8 +125,7 @@ def run(
 
     # Hooks are no part of a compiled forward; our own rounds count themselves, and plain ones are
     # the tokens.
-    counted = method.drafter is None and not method.name.startswith("plain")
-    handle = target.register_forward_pre_hook(count) if counted else None
+    handle = target.register_forward_pre_hook(count) if method.is_peer else None
     torch.manual_seed(settings.seed)
     reset_peak_memory(target.device)
     started = perf_counter()
@@ -150,7 +149,7 @@ def run(
         batch_size=len(batch),
         temperature=temperature,
         tokens=tokens,
-        forwards=forwards if counted or stats else tokens,
+        forwards=forwards if method.is_peer or stats else tokens,
         seconds=[seconds],
         peak_bytes=peak_memory(target.device),
         **{name: getattr(stats, name) for name in STATISTICS if stats is not None},
@@ -215,7 +214,7 @@ def bench(
     for size, temperature, index, batch in tqdm(
         work, f"bench, {target.dtype}", unit="prompt", disable=not progress
     ):
-        able = [method for method in methods if size == 1 or method.batches]
+        able = [method for method in methods if size == 1 or not method.is_peer]
         if made and enough():
             break
         if (size, temperature) not in warm:

@@ -1,19 +1,26 @@
-"""Ways to generate: a name each, the arguments of `target.generate`, and the ways to use one
-drafter.
+"""Ways to generate, a name and arguments of `target.generate` each, and the lists of them that are
+compared: one for each question.
 """
 
 import copy
 import logging
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import LongTensor
 from transformers import CompileConfig, PreTrainedModel
 
-from ..outer_names import compiles_everywhere
+from ..drafters.causal import AutoregressiveDrafter
+from ..drafters.ngram import NgramDrafter
+from ..drafters.pard.model import PardDrafter
+from ..outer_names import ASSISTS_COMPILED, compiles_everywhere
+from ..pearl import ProcessDrafter
 from ..protocol import Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 from ..protocol.config import TreeSize
 
@@ -34,7 +41,6 @@ class Method:
             are counted from outside.
         config: the options of our drafter in these calls; None: its own.
         threads: CPU threads of a call; None: all that torch has.
-        batches: whether it takes more than one prompt at a time.
     """
 
     name: str
@@ -42,7 +48,11 @@ class Method:
     drafter: Drafter | None = None
     config: SpeculationConfig | None = None
     threads: int | None = None
-    batches: bool = False
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether transformers drafts by its own means, for one prompt at a time."""
+        return self.drafter is None and not self.name.startswith("plain")
 
     @contextmanager
     def using(self) -> Iterator[None]:
@@ -66,16 +76,7 @@ class Method:
 
 def drafted(name: str, drafter: Drafter, config: SpeculationConfig) -> Method:
     """Make the method of our decoding loop with a drafter and its options."""
-    return Method(name, {"assistant_model": drafter}, drafter, config, batches=True)
-
-
-def prompt_lookup_variants(methods: Sequence[Method]) -> list[Method]:
-    """Make a method with prompt lookup of each that drafts trees."""
-    return [
-        drafted(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True))
-        for tree in methods
-        if tree.config.tree_size
-    ]
+    return Method(name, {"assistant_model": drafter}, drafter, config)
 
 
 def variants_of(
@@ -108,15 +109,8 @@ def _size_name(size: TreeSize) -> str:
 
 
 def plain(compiled: bool = False) -> Method:
-    """Make the method of plain `generate`; `compiled` uses transformers' own compilation.
-
-    A compiled call runs over a static cache.
-    """
-    return (
-        Method("plain-compiled", _compiled(), batches=True)
-        if compiled
-        else Method("plain", batches=True)
-    )
+    """Make the method of plain `generate`; a compiled call runs over a static cache."""
+    return Method("plain-compiled", _compiled()) if compiled else Method("plain")
 
 
 def _compiled() -> dict[str, Any]:
@@ -125,9 +119,9 @@ def _compiled() -> dict[str, Any]:
     return {"cache_implementation": "static", "compile_config": compiles_everywhere(compile_config)}
 
 
-def prompt_lookup(num_tokens: int = 10) -> Method:
+def prompt_lookup() -> Method:
     """Make the method of transformers' prompt lookup: drafts are copied from the prompt."""
-    return Method("prompt-lookup", {"prompt_lookup_num_tokens": num_tokens})
+    return Method("prompt-lookup", {"prompt_lookup_num_tokens": 10})
 
 
 def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = False) -> Method:
@@ -177,3 +171,128 @@ def replayed(num_tokens: int) -> Method:
     """Make the method of drafts that are the target's own answers."""
     drafter = Replay(num_tokens)
     return drafted("replayed", drafter, drafter.speculation_config)
+
+
+class Case(StrEnum):
+    """Questions that a benchmark can answer, each by a list of methods.
+
+    `methods`: transformers' own methods and ours. `batches`: ours over several prompts at a time.
+    `compiled`: both sides compiled, over static caches. `overlap`: drafting while verifying against
+    one after the other, a core each, and with all cores. `hopeless`: a drafter that knows nothing,
+    and prompts of random tokens: how much is lost?
+    """
+
+    methods = "methods"
+    batches = "batches"
+    compiled = "compiled"
+    hopeless = "hopeless"
+    overlap = "overlap"
+
+
+def _untrained(drafter: Drafter) -> Drafter:
+    """Make a drafter of the same shape, dtype and place with random weights.
+
+    Raises:
+        ValueError: it is no PARD drafter.
+    """
+    if not isinstance(drafter, PardDrafter):
+        raise ValueError(
+            f"An untrained {drafter.title} cannot be made: the case 'hopeless' is for PARD "
+            "drafters."
+        )
+    torch.manual_seed(0)
+    made: Any = type(drafter)
+    fresh = made(drafter.config).to(drafter.device, drafter.dtype).eval()
+    return PardDrafter.from_causal_lm(fresh, drafter.mask_token_id)
+
+
+def _overlapped(name: str, drafter: Drafter, length: int) -> list[Method]:
+    """Make sequential and overlapped methods of chains of one length.
+
+    In order: sequential on one core, overlapped in one process, overlapped in two processes, and
+    sequential on all cores.
+    """
+    config = SpeculationConfig(length, None, never_slower=False)
+    chain, overlap = f"{name}-chain-k{length}", replace(config, overlap=True)
+    return [
+        replace(drafted(f"{chain}-one-core", drafter, config), threads=1),
+        drafted(f"pearl-{name}-k{length}", drafter, overlap),
+        drafted(f"pearl-process-{name}-k{length}", ProcessDrafter(drafter), overlap),
+        drafted(chain, drafter, config),
+    ]
+
+
+def _variants_of_all(
+    drafters: Sequence[Drafter], lengths: Sequence[int], sizes: Sequence[TreeSize]
+) -> list[Method]:
+    """List the variants of all drafters, and append the drafter's folder to names of several.
+
+    Where folders do not tell drafters apart, the drafter's number in the order given is appended.
+    """
+    variants = [variants_of(drafter, lengths, sizes) for drafter in drafters]
+    uses = Counter(variant.name for own in variants for variant in own)
+    folders = [Path(drafter.name_or_path).name for drafter in drafters]
+    for number, (folder, own) in enumerate(zip(folders, variants, strict=True), 1):
+        label = folder if folder and folders.count(folder) == 1 else number
+        for variant in own:
+            if uses[variant.name] > 1:
+                variant.name = f"{variant.name}@{label}"
+    return [variant for own in variants for variant in own]
+
+
+def methods_of(
+    case: Case,
+    drafter: Drafter,
+    parent: PreTrainedModel | None,
+    draft_lengths: Sequence[int] = (4, 8, 12),
+    tree_sizes: Sequence[TreeSize] = (16, "auto"),
+    others: Sequence[Drafter] = (),
+    recurrent: bool = False,
+    lookup: bool = False,
+) -> list[Method]:
+    """List the methods of a case, the reference first; trees are as deep as the longest chain.
+
+    Args:
+        case: the question to answer.
+        drafter: our drafter.
+        parent: the assistant of transformers' own assisted generation; None leaves that out.
+        draft_lengths: K of chains.
+        tree_sizes: N of trees.
+        others: more drafters for the same target.
+        lookup: add copied drafts by themselves, and our trees once more with copies in them.
+        recurrent: whether the target has a state, which transformers' own methods refuse.
+
+    Raises:
+        ValueError: a case that this drafter cannot serve.
+    """
+    longest = max(draft_lengths)
+    if case == Case.overlap:
+        overlapped = _overlapped(drafter.kind, drafter, longest)
+        if parent is not None:
+            overlapped += _overlapped("autoregressive", AutoregressiveDrafter(parent), 5)
+        return [plain(), *overlapped]
+    if case == Case.hopeless:
+        name, chain = f"{drafter.kind}-chain", SpeculationConfig(longest, None)
+        return [
+            plain(),
+            drafted(f"{name}-k{longest}", drafter, chain),
+            drafted(f"{name}-untrained-k{longest}", _untrained(drafter), chain),
+        ]
+    compiled, peers = case == Case.compiled, []
+    if compiled and parent is not None and ASSISTS_COMPILED and not recurrent:
+        peers = [assisted(parent, None, compiled=True)]
+    if case == Case.methods and not recurrent:
+        peers = [assisted(parent, k) for k in (3, 5, 8, None)] if parent is not None else []
+        peers.append(prompt_lookup())
+    drafters = [drafter, *others] if case == Case.methods else [drafter]
+    variants = _variants_of_all(drafters, draft_lengths, tree_sizes)
+    if lookup:
+        peers.append(drafted("ngram-chain-k10", NgramDrafter(), SpeculationConfig(10, None)))
+        variants += [
+            drafted(f"{tree.name}-lookup", tree.drafter, replace(tree.config, prompt_lookup=True))
+            for tree in variants
+            if tree.config.tree_size
+        ]
+    for variant in variants:
+        variant.config = replace(variant.config, compile=compiled)
+    return [plain(compiled), *peers, *variants]

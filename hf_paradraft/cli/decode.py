@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from ..bench.cases import Case, methods_of
 from ..bench.measure import Settings
+from ..bench.methods import Case, methods_of
 from ..bench.questions import ask, load_questions
 from ..chat import whole_characters
 from ..demo import GENERAL, QUESTIONS

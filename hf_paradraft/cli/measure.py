@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from ..bench.cases import Case, methods_of
 from ..bench.measure import Settings
-from ..bench.methods import drafted, replayed
+from ..bench.methods import Case, drafted, methods_of, replayed
 from ..bench.questions import ask, load_questions, random_prompts
 from ..bench.results import compare
 from ..demo import GENERAL, QUESTIONS

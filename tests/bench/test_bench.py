@@ -23,9 +23,8 @@ from hf_paradraft.bench import (
     prompt_lookup,
     records,
 )
-from hf_paradraft.bench.cases import Case, methods_of
 from hf_paradraft.bench.measure import check_equality
-from hf_paradraft.bench.methods import replayed
+from hf_paradraft.bench.methods import Case, methods_of, replayed
 from hf_paradraft.bench.questions import random_prompts
 from hf_paradraft.bench.results import OF_RECORD
 from hf_paradraft.drafters.ppd import PpdConfig

@@ -194,7 +194,7 @@ def bigram(monkeypatch):
 def test_a_new_kind_is_one_folder_and_one_line(bigram, hub, monkeypatch, tmp_path, prompt):
     """It has weights; it is loaded, described, compared, published."""
     from hf_paradraft.bench import Prompt, Settings, bench
-    from hf_paradraft.bench.cases import Case, methods_of
+    from hf_paradraft.bench.methods import Case, methods_of
     from hf_paradraft.integration.export import Engine, export
     from hf_paradraft.integration.publish import describe, push_folder
 
@@ -285,7 +285,7 @@ def test_a_new_kind_is_trained_by_a_run_of_its_own(bigram, folder):
 
 def test_benchmarks_leave_models_as_they_were(prompt):
     from hf_paradraft.bench import Prompt, Settings, bench
-    from hf_paradraft.bench.cases import Case, methods_of
+    from hf_paradraft.bench.methods import Case, methods_of
 
     target, parent = TARGETS["llama"], tiny_model(seed=3)
     drafter = near_copy(target)
