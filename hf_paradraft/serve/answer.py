@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from sys import maxsize
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import Request
 from llguidance import LLTokenizer
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..chat import end_tokens
 from ..decoding.begin import num_logits
-from .errors import FAILED, Refusal
+from .errors import Refusal, refusal_of
 from .grammar import Grammar, json_grammar
 from .metrics import Metrics, speculation
 from .requests import Ask, ChatRequest, CompletionRequest
@@ -55,6 +55,11 @@ class Service:
     name: str
     api_key: str | None = None
     seconds: float = 600.0
+
+    @cached_property
+    def metrics(self) -> Metrics:
+        """The counts for Prometheus."""
+        return Metrics(self.scheduler)
 
     @cached_property
     def context(self) -> int:
@@ -143,131 +148,123 @@ class Service:
         return job
 
 
-class Answer:
-    """The answer to one request: text as it comes, then its finish reason.
+class Part(NamedTuple):
+    """A part of an answer in OpenAI's form.
+
+    Attributes:
+        delta: the addition to the message.
+        reason: the `finish_reason` of the last part; None before.
+        counts: the usage in tokens and the counts of drafts, of the last part; None before.
+    """
+
+    delta: dict[str, Any]
+    reason: str | None = None
+    counts: dict[str, Any] | None = None
+
+
+async def answer(service: Service, ask: Ask, job: Job, connection: Request) -> AsyncGenerator[Part]:
+    """Yield the parts of the answer to one request, as they come.
+
+    The first part has no text. It comes with the first tokens, so that an error before them can
+    have its own HTTP status.
 
     Args:
         service: the service, which answers it.
-        metrics: the counts to which it is added.
         ask: the request.
         job: the encoded request.
         connection: the client's connection, which may be closed.
 
     Raises:
-        Refusal: too many requests wait, or the server ends.
+        Refusal: too many requests wait, the server ends, the request cannot be served or took too
+            long, or its client has gone.
     """
+    begun, loop, told = time.monotonic(), asyncio.get_running_loop(), asyncio.Queue[News]()
+    calls_tools = isinstance(ask, ChatRequest) and ask.wants_tools
+    reader = ToolReader(service.tool_form) if calls_tools else None
+    writer = Writer(service.tokenizer, [*ask.stops, *service.stops], job.ids)
+    reason = ""
 
-    def __init__(self, service: Service, metrics: Metrics, ask: Ask, job: Job, connection: Request):
-        self.service, self.metrics, self.ask, self.job = service, metrics, ask, job
-        self.reader = (
-            ToolReader(service.tool_form)
-            if isinstance(ask, ChatRequest) and ask.wants_tools
-            else None
-        )
-        if job.grammar is not None:
-            job.options["logits_processor"] = [job.grammar]
-        self.connection, self.begun = connection, time.monotonic()
-        self.checked_client = self.begun
-        self.reason: Any = ""  # OpenAI's `finish_reason`
-        self.writer = Writer(service.tokenizer, [*ask.stops, *service.stops], job.ids)
-        self.news: asyncio.Queue[News] = asyncio.Queue()
-        self.loop = asyncio.get_running_loop()
-        job.tell = self._tell
-        service.scheduler.submit(job)
-
-    async def begin(self) -> None:
-        """Wait for the first tokens, so that an error before them has its own HTTP status.
-
-        Raises:
-            Refusal: the request cannot be served or took too long, or its client has gone.
-        """
-        try:
-            self.first = await self._next()
-        except BaseException:
-            self._close()
-            raise
-
-    async def deltas(self) -> AsyncGenerator[dict[str, Any]]:
-        """Yield the answer as OpenAI's deltas, as it comes, and set `reason` after the last.
-
-        Raises:
-            Refusal: as in `begin`.
-        """
-        news = self.first
-        try:
-            while True:
-                text = self.writer.push(news.tokens)
-                if self.writer.stopped:
-                    self.reason = "stop"
-                elif news.over:
-                    text += self.writer.end()
-                    limit = self.job.options["max_new_tokens"]
-                    ended = self.writer.count < limit or news.tokens[-1] in self.job.ends
-                    self.reason = "stop" if ended else "length"
-                if self.reader is not None:
-                    for delta in self.reader.push(text, bool(self.reason)):
-                        yield delta
-                    if self.reason == "stop" and self.reader.num_calls:
-                        self.reason = "tool_calls"
-                elif text:
-                    yield {"content": text}
-                if self.reason:
-                    return
-                news = await self._next()
-        finally:
-            self._close()
-
-    def _close(self) -> None:
-        self.service.scheduler.cancel(self.job)
-        self.metrics.count(self.job, self.reason or "abort", time.monotonic() - self.begun)
-
-    def _tell(self, news: News) -> None:
+    def tell(news: News) -> None:
         with suppress(RuntimeError):  # the loop is closed: the client has gone
-            self.loop.call_soon_threadsafe(self.news.put_nowait, news)
+            loop.call_soon_threadsafe(told.put_nowait, news)
 
-    async def _next(self) -> News:
-        """Wait for news, and check now and then whether the client is still there."""
-        while True:
-            now = time.monotonic()
-            if now - self.begun >= self.service.seconds:
-                raise Refusal(
-                    504,
-                    f"The request took longer than {self.service.seconds:.0f} seconds.",
-                    "timeout",
-                )
-            if now - self.checked_client > CLIENT_SECONDS:
-                self.checked_client = now
-                if await self.connection.is_disconnected():
-                    raise Refusal(499, "The client has gone.", "client_closed_request")
-            with suppress(TimeoutError):
-                news = await asyncio.wait_for(self.news.get(), CLIENT_SECONDS)
-                break
-        if isinstance(news.error, Refusal):
-            raise news.error
+    job.tell = tell
+    service.scheduler.submit(job)
+    try:
+        async for news in _news(told, connection, service.seconds):
+            if not writer.count:
+                service.metrics.first_token.observe(time.monotonic() - begun)
+                yield Part({"role": "assistant", "content": ""})
+            text = writer.push(news.tokens)
+            if writer.stopped:
+                reason = "stop"
+            elif news.over:
+                text += writer.end()
+                limit = job.options["max_new_tokens"]
+                ended = writer.count < limit or news.tokens[-1] in job.ends
+                reason = "stop" if ended else "length"
+            if reader is not None:
+                for delta in reader.push(text, bool(reason)):
+                    yield Part(delta)
+                if reason == "stop" and reader.num_calls:
+                    reason = "tool_calls"
+            elif text:
+                yield Part({"content": text})
+            if reason:
+                yield Part({}, reason, _counts(job, writer.count))
+                return
+    finally:
+        service.scheduler.cancel(job)
+        service.metrics.count(job, reason or "abort", time.monotonic() - begun)
+
+
+async def _news(
+    told: asyncio.Queue[News], connection: Request, seconds: float
+) -> AsyncGenerator[News]:
+    """Yield news of a request, and check now and then whether the client is still there.
+
+    Raises:
+        Refusal: as in `answer`.
+    """
+    begun = checked = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now - begun >= seconds:
+            raise Refusal(504, f"The request took longer than {seconds:.0f} seconds.", "timeout")
+        if now - checked > CLIENT_SECONDS:
+            checked = now
+            if await connection.is_disconnected():
+                raise Refusal(499, "The client has gone.", "client_closed_request")
+        try:
+            news = await asyncio.wait_for(told.get(), CLIENT_SECONDS)
+        except TimeoutError:
+            continue
         if isinstance(news.error, ValueError):
             raise Refusal(400, str(news.error))
         if news.error is not None:
-            raise Refusal(500, FAILED)
-        if news.tokens and not self.writer.count:
-            self.metrics.first_token.observe(time.monotonic() - self.begun)
-        return news
+            raise refusal_of(news.error)
+        yield news
 
-    @property
-    def counts(self) -> dict[str, Any]:
-        """The request's usage in tokens, and the counts of its drafts.
 
-        Cached tokens of the prompt, and accepted and rejected drafts, are counted in addition.
-        """
-        stats, given, made = self.job.stats, len(self.job.ids), self.writer.count
-        accepted = min(sum(stats.successes), made)  # more may have come after the end of the text
-        usage = {
-            "prompt_tokens": given,
-            "completion_tokens": made,
-            "total_tokens": given + made,
-            "prompt_tokens_details": {"cached_tokens": self.job.known},
-            "completion_tokens_details": {
-                "accepted_prediction_tokens": accepted,
-                "rejected_prediction_tokens": stats.num_drafted - accepted,
-            },
-        }
-        return {"usage": usage, "metrics": {"speculative_decoding": speculation(stats)}}
+def _counts(job: Job, made: int) -> dict[str, Any]:
+    """Count a request's usage in tokens, and its drafts.
+
+    Cached tokens of the prompt, and accepted and rejected drafts, are counted in addition.
+
+    Args:
+        job: the request.
+        made: the number of new tokens that were read.
+    """
+    stats, given = job.stats, len(job.ids)
+    accepted = min(sum(stats.successes), made)  # more may have come after the end of the text
+    usage = {
+        "prompt_tokens": given,
+        "completion_tokens": made,
+        "total_tokens": given + made,
+        "prompt_tokens_details": {"cached_tokens": job.known},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": stats.num_drafted - accepted,
+        },
+    }
+    return {"usage": usage, "metrics": {"speculative_decoding": speculation(stats)}}

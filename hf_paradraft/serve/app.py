@@ -26,10 +26,9 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from transformers.utils import logging
 
-from .answer import Answer, Service
-from .errors import FAILED, Refusal, RequestGuard
-from .metrics import Metrics
-from .requests import ChatRequest, CompletionRequest
+from .answer import Part, Service, answer
+from .errors import Refusal, RequestGuard, refusal_of
+from .requests import Ask, ChatRequest, CompletionRequest
 
 logger = logging.get_logger(__name__)
 TYPES = "str", "int"  # of fields that take several, in pydantic's error places
@@ -37,47 +36,49 @@ SHUTDOWN_GRACE = 2  # seconds to send an error to interrupted requests
 ECHO_LENGTH = 80  # characters of a client's own words in an error
 
 
-async def _events(answer: Answer, about: dict[str, Any], with_usage: bool) -> AsyncGenerator[str]:
-    """Make the lines of a stream: deltas, the finish reason, usage if wanted, and the end."""
-    chat, deltas = isinstance(answer.ask, ChatRequest), answer.deltas()
+async def _events(
+    ask: Ask, about: dict[str, Any], first: Part, parts: AsyncGenerator[Part]
+) -> AsyncGenerator[str]:
+    """Make the lines of a stream: an answer's parts, the usage if wanted, and the end."""
+    chat = isinstance(ask, ChatRequest)
+    with_usage = ask.stream_options is not None and ask.stream_options.include_usage
 
     def line(*choices: Any, **more: Any) -> str:
         return f"data: {json.dumps({**about, 'choices': choices, **more})}\n\n"
 
-    def chunk(delta: dict[str, Any], reason: str | None = None) -> str:
-        part = {"delta": delta} if chat else {"text": delta.get("content", "")}
+    def chunk(part: Part) -> str:
+        delta = {"delta": part.delta} if chat else {"text": part.delta.get("content", "")}
         usage = {"usage": None} if with_usage else {}  # in every chunk
-        return line({"index": 0, **part, "logprobs": None, "finish_reason": reason}, **usage)
+        choice = {"index": 0, **delta, "logprobs": None, "finish_reason": part.reason}
+        return line(choice, **usage)
 
     try:
-        yield chunk({"role": "assistant", "content": ""})
-        async for delta in deltas:
-            yield chunk(delta)
-        yield chunk({}, answer.reason)
+        yield chunk(first)
+        async for part in parts:
+            yield chunk(part)
         if with_usage:
-            yield line(**answer.counts)
+            yield line(**part.counts)
         yield "data: [DONE]\n\n"
     except Exception as error:  # the status has been sent
         if not isinstance(error, Refusal):
             logger.exception("A request failed after its first chunk.")
-            error = Refusal(500, FAILED)
-        yield f"data: {json.dumps(error.body)}\n\n"
+        yield f"data: {json.dumps(refusal_of(error).body)}\n\n"
     finally:
-        await deltas.aclose()
+        await parts.aclose()
 
 
-async def _whole(answer: Answer) -> dict[str, Any]:
-    """Make the choice object of an answer that is not streamed."""
+async def _whole(ask: Ask, about: dict[str, Any], parts: AsyncGenerator[Part]) -> dict[str, Any]:
+    """Make the body of an answer that is not streamed."""
     text, calls = "", []
-    async for delta in answer.deltas():
-        text += delta.get("content", "")
+    async for part in parts:
+        text += part.delta.get("content", "")
         calls += [
             {name: value for name, value in call.items() if name != "index"}
-            for call in delta.get("tool_calls", ())
+            for call in part.delta.get("tool_calls", ())
         ]
-    part: dict[str, Any] = {"text": text}
-    if isinstance(answer.ask, ChatRequest):
-        part = {
+    said: dict[str, Any] = {"text": text}
+    if isinstance(ask, ChatRequest):
+        said = {
             "message": {
                 "role": "assistant",
                 "content": text or (None if calls else ""),
@@ -85,7 +86,8 @@ async def _whole(answer: Answer) -> dict[str, Any]:
                 **({"tool_calls": calls} if calls else {}),
             }
         }
-    return {"index": 0, **part, "logprobs": None, "finish_reason": answer.reason}
+    choice = {"index": 0, **said, "logprobs": None, "finish_reason": part.reason}
+    return {**about, "choices": [choice], **part.counts}
 
 
 def make_app(service: Service) -> FastAPI:
@@ -94,7 +96,6 @@ def make_app(service: Service) -> FastAPI:
     Args:
         service: the model and limits; its scheduler is started and stopped with the app.
     """
-    metrics = Metrics(service.scheduler)
     one_reads = asyncio.Semaphore()  # prompts are encoded one after the other
     one_compiles = asyncio.Semaphore()  # and schemas
 
@@ -127,19 +128,20 @@ def make_app(service: Service) -> FastAPI:
         if isinstance(ask, ChatRequest) and (ask.wants_tools or ask.answer_schema is not None):
             async with one_compiles:
                 job.grammar = await asyncio.to_thread(service.grammar, ask)
-        answer = Answer(service, metrics, ask, job, connection)
+            job.options["logits_processor"] = [job.grammar]
+        parts = answer(service, ask, job, connection)
+        first = await anext(parts)
         about: dict[str, Any] = {
             "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid4().hex}",
             "created": int(time.time()),
             "model": service.name,
             "object": "chat.completion" if chat else "text_completion",
         }
-        await answer.begin()
         if not ask.stream:
-            return JSONResponse({**about, "choices": [await _whole(answer)], **answer.counts})
+            return JSONResponse(await _whole(ask, about, parts))
         about["object"] += ".chunk" if chat else ""
-        usage = ask.stream_options is not None and ask.stream_options.include_usage
-        return StreamingResponse(_events(answer, about, usage), media_type="text/event-stream")
+        events = _events(ask, about, first, parts)
+        return StreamingResponse(events, media_type="text/event-stream")
 
     @app.post("/v1/chat/completions")
     async def chat(ask: ChatRequest, connection: Request) -> Response:
@@ -180,16 +182,16 @@ def make_app(service: Service) -> FastAPI:
     @app.get("/metrics")
     async def scrape() -> Response:
         """Return the counts for Prometheus."""
-        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.exception_handler(RecursionError)
+    async def too_deep(connection: Request, error: RecursionError) -> Response:
+        return Refusal(400, "The body is nested too deeply.").response()
 
     @app.exception_handler(StarletteHTTPException)
-    async def refused(connection: Request, error: StarletteHTTPException) -> Response:
-        said = (
-            error
-            if isinstance(error, Refusal)
-            else Refusal(error.status_code, str(error.detail), headers=error.headers)
-        )
-        return said.response()
+    @app.exception_handler(Exception)
+    async def refused(connection: Request, error: Exception) -> Response:
+        return refusal_of(error).response()
 
     @app.exception_handler(RequestValidationError)
     async def invalid(connection: Request, error: RequestValidationError) -> Response:
@@ -210,14 +212,6 @@ def make_app(service: Service) -> FastAPI:
             else worst["msg"].removeprefix("Value error, ")
         )
         return Refusal(400, f"{param}: {message[: ECHO_LENGTH * 2]}", param=param).response()
-
-    @app.exception_handler(RecursionError)
-    async def too_deep(connection: Request, error: RecursionError) -> Response:
-        return Refusal(400, "The body is nested too deeply.").response()
-
-    @app.exception_handler(Exception)
-    async def failed(connection: Request, error: Exception) -> Response:
-        return Refusal(500, FAILED).response()
 
     return app
 

@@ -6,11 +6,11 @@ from typing import Any
 
 from fastapi import HTTPException
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 MAX_BODY_BYTES = 4 << 20
 CLOSE = {"Connection": "close"}  # the rest of the body is not read
-FAILED = "The request failed; the server's log says why."
 
 
 class Refusal(HTTPException):
@@ -47,6 +47,15 @@ class Refusal(HTTPException):
     def response(self) -> JSONResponse:
         """Make the HTTP response."""
         return JSONResponse(self.body, self.status_code, self.headers)
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """Return the refusal by which a client is told of an error; of most, only the log says why."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, StarletteHTTPException):
+        return Refusal(error.status_code, str(error.detail), headers=error.headers)
+    return Refusal(500, "The request failed; the server's log says why.")
 
 
 class RequestGuard:
