@@ -19,12 +19,11 @@ from transformers import PreTrainedTokenizerBase
 from ..chat import end_tokens
 from ..decoding.begin import num_logits
 from .errors import Refusal, refusal_of
-from .grammar import Grammar, json_grammar
+from .grammar import Grammar, ToolForm, json_grammar
 from .metrics import Metrics, speculation
 from .requests import Ask, ChatRequest, CompletionRequest
 from .scheduler import Job, News, Scheduler
-from .text import Writer
-from .tools import ToolForm, ToolReader
+from .text import ToolReader, Writer
 
 DEFAULT_NEW_TOKENS = 4096  # tokens of an answer whose request sets no limit
 # options of a generation config that a request's own fields replace

@@ -1,10 +1,14 @@
-"""Text of an answer as its tokens come, up to a stop text."""
+"""Text of an answer as its tokens come, up to a stop text, and the calls of tools in it."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 
 from ..chat import Detokeniser
+from .grammar import ToolForm
 
 
 def begun(text: str, stop: str) -> int:
@@ -64,3 +68,54 @@ class Writer:
         """Return the text that was held back."""
         shown, self.held = self.held, ""
         return shown
+
+
+class ToolReader:
+    """A reader of calls in a text that comes piece by piece.
+
+    Text that may be the beginning of a call is held back.
+
+    Args:
+        form: the form of the calls.
+    """
+
+    def __init__(self, form: ToolForm):
+        self.form, self.held, self.num_calls = form, "", 0
+        self.begun = self.shown = False  # whether a call has begun; whether text came before it
+
+    def push(self, text: str, over: bool = False) -> Iterator[dict[str, Any]]:
+        """Read more text, and yield the message so far unsent, as OpenAI's deltas.
+
+        Args:
+            text: the new text.
+            over: whether it is the last.
+        """
+        self.held += text
+        if not self.begun:
+            place = self.held.find(self.form.marker)
+            keep = 0 if over else begun(self.held, self.form.marker)
+            self.begun = place >= 0 if self.form.begin else place == 0 and not self.shown
+            shown = self.held[: place if self.begun else len(self.held) - keep]
+            self.held, self.shown = self.held[len(shown) :], self.shown or bool(shown)
+            if shown:
+                yield {"content": shown}
+        while self.begun and (start := self.held.find("{")) >= 0:
+            try:
+                call, end = json.JSONDecoder().raw_decode(self.held, start)
+            except (ValueError, RecursionError):  # not all of it is there yet
+                return
+            written, self.held = self.held[:end], self.held[end:]
+            if (name := call.get(self.form.name)) is None or not written[start:].startswith(
+                self.form.head(name)
+            ):
+                yield {"content": written}  # an answer in JSON
+                continue
+            function = {"name": name, "arguments": written[start + len(self.form.head(name)) : -1]}
+            made = {
+                "index": self.num_calls,
+                "id": f"call_{uuid4().hex}",
+                "type": "function",
+                "function": function,
+            }
+            self.num_calls += 1
+            yield {"tool_calls": [made]}

@@ -15,9 +15,9 @@ from hf_paradraft.chat import encode_chat_prompt
 from hf_paradraft.demo import FAMILY
 from hf_paradraft.serve.answer import Service
 from hf_paradraft.serve.app import make_app
-from hf_paradraft.serve.grammar import Grammar, json_grammar
+from hf_paradraft.serve.grammar import Grammar, ToolForm, json_grammar
 from hf_paradraft.serve.scheduler import Scheduler
-from hf_paradraft.serve.tools import ToolForm, ToolReader
+from hf_paradraft.serve.text import ToolReader
 
 OPEN = (
     "{% if tools %}<|user|>{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|end|>{% endif "
