@@ -1,6 +1,4 @@
-"""The `paradraft` command: one file each for decoding, measuring, making data and models, training,
-publishing.
-"""
+"""The `paradraft` command: one file each for decoding, measuring, training, publishing."""
 
 import os
 import sys
@@ -14,7 +12,7 @@ from safetensors import SafetensorError
 from typer.core import TyperGroup
 
 from .. import __version__
-from . import decode, make, measure, publish, train
+from . import decode, measure, publish, train
 from .options import err_console
 
 
@@ -77,7 +75,7 @@ def _options(
     """Parallel drafters for transformers: the same output from generate, several times faster."""
 
 
-for commands in (decode, measure, make, train, publish):
+for commands in (decode, measure, train, publish):
     app.add_typer(commands.app)
 
 

@@ -32,7 +32,6 @@ from .options import (
     copy_from,
     load,
     load_public,
-    use_threads,
 )
 
 app = typer.Typer()
@@ -241,7 +240,6 @@ def serve(
     from ..serve.lessons import Lessons
     from ..serve.scheduler import Scheduler
 
-    use_threads(threads)
     models = load(target, "ngram" if drafter == "none" else drafter, dtype)
     name = (
         "paradraft-family"

@@ -29,7 +29,6 @@ from .options import (
     copy_from,
     load,
     sane_temperature,
-    use_threads,
 )
 
 app = typer.Typer()
@@ -204,7 +203,6 @@ def bench(
 
     Results come as tables, JSON and figures.
     """
-    use_threads(threads)
     sizes = _distinct(_tree_size(size) for size in tree_nodes or ("16", "auto"))
     batches, temperatures = _distinct(batch_size or (1,)), _distinct(temperature or (0.0,))
     settings = Settings(max_new_tokens, batches, temperatures, repeats)

@@ -84,9 +84,6 @@ NewTokens = Annotated[int, typer.Option(min=1, help="New tokens at most.")]
 MaxLength = Annotated[
     int, typer.Option(min=2, help="Tokens of a sample at most; longer ones are cut.")
 ]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads; one each where several run at a time.")
-]
 
 
 def sane_temperature(value: Any) -> Any:
@@ -105,6 +102,19 @@ def sane_temperature(value: Any) -> Any:
     return value
 
 
+def use_threads(count: int | None) -> int | None:
+    """Let torch use so many CPU threads; None: as many as it takes."""
+    if count is not None:
+        torch.set_num_threads(count)
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        min=1, callback=use_threads, help="CPU threads; one each where several run at a time."
+    ),
+]
 Temperature = Annotated[float, typer.Option(min=0, callback=sane_temperature, help="0 is greedy.")]
 
 
@@ -147,12 +157,6 @@ def copy_from(files: Sequence[Path] | None, models: "Models") -> Memory | None:
     for drafter in (models.drafter, *models.others):
         drafter.memory = memory
     return memory
-
-
-def use_threads(count: int | None) -> None:
-    """Let torch use so many CPU threads; None: as many as it takes."""
-    if count is not None:
-        torch.set_num_threads(count)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from tiny import make_tokenizer, tiny_model
 from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
-from hf_paradraft.cli.make import layers_read
+from hf_paradraft.cli.train import layers_read
 from hf_paradraft.training.data import encode_rows
 from hf_paradraft.training.source import load_rows
 from hf_paradraft.training.target import open_model
