@@ -126,6 +126,8 @@ class Service:
                 seed=ask.seed,
                 drafts=ask.speculation.enabled,
             )
+            if not job.ids:
+                raise ValueError(f"{param}: the text is empty.")
             if (room := self.context - len(job.ids)) < 1:
                 raise too_long
             if ask.prediction is not None:

@@ -248,18 +248,9 @@ class ChatRequest(Ask):
         return self.max_completion_tokens or self.max_tokens
 
     def ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-        """Encode the conversation, up to where the answer begins.
-
-        Raises:
-            ValueError: the conversation is empty.
-        """
-        if not (
-            ids := encode_chat_prompt(
-                tokenizer, [message.turn for message in self.messages], self.offered or None
-            )
-        ):
-            raise ValueError("messages: the text is empty.")
-        return ids
+        """Encode the conversation, up to where the answer begins."""
+        turns = [message.turn for message in self.messages]
+        return encode_chat_prompt(tokenizer, turns, self.offered or None)
 
     @property
     def offered(self) -> list[Any]:
@@ -290,7 +281,7 @@ class CompletionRequest(Ask):
         """Encode the prompt.
 
         Raises:
-            ValueError: there are several prompts, or none.
+            ValueError: there are several prompts.
         """
         prompt: Any = self.prompt
         if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
@@ -302,6 +293,4 @@ class CompletionRequest(Ask):
             prompt = prompt[0]
         if isinstance(prompt, str):
             prompt = tokenizer(whole_characters(prompt))["input_ids"]
-        if not prompt:
-            raise ValueError("prompt: the text is empty.")
         return prompt
