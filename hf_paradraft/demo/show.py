@@ -1,8 +1,9 @@
 """Watch a drafter work: one answer, streamed, and where two answers differ."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -145,15 +146,14 @@ def by_turns(questions: Sequence[Question]) -> list[Question]:
 
     Wherever the list is cut off after the first turn, all categories were asked.
     """
-    categories: dict[str, list[Question]] = {}
-    for question in questions:
-        categories.setdefault(question.category, []).append(question)
-    return [
-        question
-        for turn in zip_longest(*categories.values())
-        for question in turn
-        if question is not None
-    ]
+    asked: Counter[str] = Counter()
+
+    def turn(question: Question) -> int:
+        """Count the questions of its category so far."""
+        asked[question.category] += 1
+        return asked[question.category]
+
+    return sorted(questions, key=turn)
 
 
 DEMO_COST = 5  # the time of one prompt by all methods of the demo, in plain answers
