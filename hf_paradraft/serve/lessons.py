@@ -40,12 +40,7 @@ class Lessons:
         if drafter is None:
             raise ValueError("nothing drafts, so nothing can learn.")
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            saved = (
-                " What an earlier run saved can be this one's --drafter."
-                if (folder / "config.json").is_file()
-                else ""
-            )
-            raise ValueError(f"{folder} is there already: name a new one.{saved}")
+            raise ValueError(f"{folder} is there already: name a new one.")
         self.target, self.drafter, self.tokenizer, self.folder = target, drafter, tokenizer, folder
         self.follow, self.learned = FollowTarget(drafter), 0
 
