@@ -160,9 +160,8 @@ def run(
 def _inputs(batch: Sequence[Prompt], padding: int, device: torch.device) -> dict[str, Tensor]:
     """Pad a batch of prompts on the left, and make its attention mask."""
     ids = [prompt.ids[0] for prompt in batch]
-    on_the_left = {"batch_first": True, "padding_side": "left"}
-    padded = pad_sequence(ids, padding_value=padding, **on_the_left)
-    mask = pad_sequence([torch.ones_like(row) for row in ids], **on_the_left)
+    padded = pad_sequence(ids, True, padding, "left")
+    mask = pad_sequence([torch.ones_like(row) for row in ids], True, 0, "left")
     return {"input_ids": padded.to(device), "attention_mask": mask.to(device)}
 
 
