@@ -159,10 +159,6 @@ class PardDrafter(SavedDrafter):
         drafter.generation_config = copy.deepcopy(model.generation_config)
         return _prepare(drafter, mask_token_id)
 
-    def record_training(self, record: dict[str, Any]) -> None:
-        """Implement `SavedDrafter.record_training`: the record is part of the model's config."""
-        self.config.paradraft = {**self.paradraft, "training": record}
-
     def write(self, folder: Path, **kwargs: Any) -> None:
         """Save a plain causal LM whose config tells every engine the mask token.
 
