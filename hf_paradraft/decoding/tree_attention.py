@@ -156,12 +156,6 @@ class TreeAttention:
         self.prompt_mask = prompt_mask.bool().numpy(force=True)
         self.offsets = (positions.numpy(force=True) - (prompt_mask.shape[1] - 1))[:, None]
 
-    @property
-    def sees_all(self) -> bool:
-        """Whether one sequence sees all of its tokens, so that it needs no mask."""
-        whole = len(self.offsets) == 1 and set(self.windows.values()) == {None}
-        return whole and bool(self.prompt_mask.all())
-
     def inputs(
         self,
         lengths: list[int],
@@ -193,7 +187,9 @@ class TreeAttention:
         query_positions = stands[:, columns - size :]
         possible = numpy.minimum(query_positions + self.offsets, last).clip(0)
         positions = torch.from_numpy(possible).to(self.device)
-        if size == 1 and num_slots is None and sees.all() and self.sees_all:
+        alone = len(lengths) == size == 1 and num_slots is None
+        full = set(self.windows.values()) == {None}
+        if alone and full and sees.all() and self.prompt_mask.all():
             return None, positions
         slots = numpy.arange(num_slots or end + columns)
         known = slots < ends
