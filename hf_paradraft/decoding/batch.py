@@ -14,8 +14,14 @@ from torch import Tensor
 
 from ..protocol import Round, SequenceRound
 from .call import Call
+from .checks import changes_its_scale
 from .group import Group
 from .sequence import Sequence, advance
+from .verify import Verifier
+
+# tokens of a prompt that are read at once for a drafter that reads features, unless the caller says
+# otherwise
+PIECE = 8192
 
 
 class Batch:
@@ -29,19 +35,18 @@ class Batch:
     Args:
         call: the first call.
         group: the group of its sequences, which drafts for them.
+        verifier: the verifier of all sequences, which runs the target.
 
     Attributes:
         calls: the sequences' calls; each has an acceptance rule, processors, criteria and ends of
             its own.
         groups: the groups of sequences that are drafted for together.
         sequences: the sequences, by their place in the forward.
-        verifier: the verifier of all sequences.
     """
 
-    def __init__(self, call: Call, group: Group):
-        self.calls, self.groups, self.verifier = [call], [group], call.verifier
+    def __init__(self, call: Call, group: Group, verifier: Verifier):
+        self.calls, self.groups, self.verifier = [call], [group], verifier
         self.sequences: list[Sequence] = list(call.sequences)
-
         group.features.start()
 
     def __enter__(self) -> Batch:
@@ -51,7 +56,7 @@ class Batch:
         """Close the batch; after an exception the caller's cache has rows of one length."""
         self.close()
         for call in self.calls if error is not None else ():
-            call.break_off()
+            call.break_off(self.verifier)
 
     def close(self) -> None:
         """End all calls, and stop collecting the target's hidden states."""
@@ -61,13 +66,21 @@ class Batch:
             group.features.stop()
 
     def read_piece(self) -> bool:
-        """Read a piece of the only call's prompt, where the prompt is to be read in pieces.
+        """Read a piece of the only call's prompt, and show it to the drafter.
 
         Returns:
             Whether a piece was read; False where the next round reads all that is left.
         """
-        [group] = self.groups
-        return group.read_piece(self.verifier)
+        [call], [group], verifier = self.calls, self.groups, self.verifier
+        piece = call.generation_config.prefill_chunk_size
+        if piece is None and group.features.keys and not changes_its_scale(verifier.model):
+            piece = PIECE
+        if piece is None or not call.drafts_first or verifier.unread <= piece:
+            return False
+        begins = verifier.cache.lengths
+        verifier.read(call.buffer, piece)
+        group.show_read(begins, [piece] * len(begins))
+        return True
 
     def verify(self) -> tuple[Tensor, list[list[int]] | None]:
         """Run the target over all drafts, and keep the hidden states that drafters read.
@@ -129,7 +142,7 @@ class Batch:
             [[] if one is None else one.accepted[: one.num_read] for one in outcomes]
         )
 
-    def tell(
+    def observe(
         self,
         logits: Tensor,
         begun: float,

@@ -170,7 +170,6 @@ def _begin(
         sequences=sequences,
         drafter=drafter,
         config=config,
-        verifier=verifier,
         terms=terms,
         only_argmax=rule.only_argmax and not logits_processor,
         ends=ends,
@@ -187,7 +186,7 @@ def _begin(
     )
     builder = DraftBuilder(config, rule, budget, vocab_size, type(drafter).__name__)
     rule.begin(call, vocab_size, terms.generator)
-    return Batch(call, Group(call, drafting, builder, features, budget_for))
+    return Batch(call, Group(call, drafting, builder, features, budget_for), verifier)
 
 
 def num_logits(model: PreTrainedModel) -> int:

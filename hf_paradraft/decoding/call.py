@@ -71,7 +71,6 @@ class Call:
         sequences: the sequences, one for each prompt.
         drafter: the drafter as it was passed.
         config: the drafter's options in this call.
-        verifier: the verifier, which runs the target.
         terms: the terms on which the call is served.
         only_argmax: whether only the most probable tokens decide.
         ends: the conditions that end a sequence.
@@ -94,7 +93,6 @@ class Call:
     sequences: list[Sequence]
     drafter: Drafter
     config: SpeculationConfig
-    verifier: Verifier
     terms: Terms
     only_argmax: bool
     ends: Ends
@@ -172,25 +170,25 @@ class Call:
             if (outcome := sequence.outcome) is not None and (emitted := sequence.emitted)
         ]
 
-    def break_off(self) -> None:
+    def break_off(self, verifier: Verifier) -> None:
         """Crop every row of the caller's cache to one length after an exception.
 
         Plain decoding leaves a batch's cache like this. A cache that the caller does not see again
         stays as it is.
         """
         if self.hands_back and len(self.sequences) > 1:
-            lengths = self.verifier.cache.lengths
+            lengths = verifier.cache.lengths
             end = min(*lengths, max(self.begin, self.judged - 1)) if self.criteria else min(lengths)
-            self.verifier.cache.forget([length - end for length in lengths])
+            verifier.cache.forget([length - end for length in lengths])
 
-    def finish(self) -> None:
+    def finish(self, verifier: Verifier) -> None:
         """Leave the cache as plain decoding does, if the caller sees it again."""
         if self.hands_back:
             if self.criteria:  # they may have taken back tokens that were read
-                cache = self.verifier.cache
+                cache = verifier.cache
                 rows = zip(cache.lengths, self.sequences, strict=True)
                 cache.forget([max(0, length - sequence.length) for length, sequence in rows])
-            self.verifier.finish(self.padded(self.longest))
+            verifier.finish(self.padded(self.longest))
 
     @property
     def longest(self) -> int:
@@ -207,22 +205,6 @@ class Call:
             if sequence.length < length and pad_token is not None:
                 ids[index, sequence.length :] = pad_token
         return ids
-
-    def collect(
-        self,
-    ) -> tuple[LongTensor, tuple[Tensor, ...] | None, tuple[Tensor, ...] | None]:
-        """Collect the ids, and the scores and logits of new tokens.
-
-        After its end, a sequence has zeros as scores and logits.
-
-        Returns:
-            Ids `(B, longest)`, padded after sequences that ended early; then scores and logits,
-            `(B, V)` per new token, or None if they are not kept.
-        """
-        scores = [sequence.scores for sequence in self.sequences]
-        logits = [sequence.logits for sequence in self.sequences]
-        columns = (by_step(rows, max(map(len, rows))) for rows in (scores, logits))
-        return self.padded(self.longest), *columns
 
 
 def by_step(tensors: list[list[Tensor]], count: int) -> tuple[Tensor, ...] | None:

@@ -13,15 +13,10 @@ from ..names import pad_token_of
 from ..protocol import Draft, Drafting, Observation, Prefix, Round
 from .budget import Budget
 from .call import Call
-from .checks import changes_its_scale
 from .drafts import DraftBuilder
 from .features import Features
 from .sequence import Sequence
 from .verify import Verifier
-
-# tokens of a prompt that are read at once for a drafter that reads features, unless the caller says
-# otherwise
-PIECE = 8192
 
 
 class Group:
@@ -72,7 +67,7 @@ class Group:
             # A compiled drafter reads K + 1 tokens, and more of them slowly: it is asked every
             # time.
             spaces = None if config.compile else [sequence.space for sequence in self.sequences]
-            drafts = self.shape(prefixes, verifier.branches and not first, spaces)
+            drafts = self.make_drafts(prefixes, verifier.branches and not first, spaces)
         else:
             drafts, self.builder.asked = [self.nothing] * len(prefixes), False
         deepest = max(draft.depth for draft in drafts)
@@ -89,7 +84,7 @@ class Group:
         """An empty draft, without a token."""
         return Draft.chain(self.sequences[0].ids[0, :0])
 
-    def shape(
+    def make_drafts(
         self, prefixes: list[Prefix], branches: bool, spaces: list[int] | None = None
     ) -> list[Draft]:
         """Make drafts of the drafter's guesses; arguments are as for `DraftBuilder`."""
@@ -176,23 +171,6 @@ class Group:
                 for sequence in self.sequences
             ]
         )
-
-    def read_piece(self, verifier: Verifier) -> bool:
-        """Read a piece of the only call's prompt, and show it to the drafter.
-
-        Returns:
-            Whether a piece was read; False where the next round reads all that is left.
-        """
-        [call] = self.calls
-        piece = call.generation_config.prefill_chunk_size
-        if piece is None and self.features.keys and not changes_its_scale(verifier.model):
-            piece = PIECE
-        if piece is None or not call.drafts_first or verifier.unread <= piece:
-            return False
-        begins = verifier.cache.lengths
-        verifier.read(call.buffer, piece)
-        self.show_read(begins, [piece] * len(begins))
-        return True
 
     def record(self, record: Round) -> None:
         """Record a round in its calls' statistics and in the budget.

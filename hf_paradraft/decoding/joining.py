@@ -43,7 +43,6 @@ def read_together(batches: list[Batch]) -> Batch:
     """
     for batch in batches:
         batch.verifier.reads_prompt = False
-    groups = [group for batch in batches for group in batch.groups]
     [batch, *others] = batches
     for other in others:
         _join_sequences(batch, other)
@@ -55,11 +54,10 @@ def read_together(batches: list[Batch]) -> Batch:
     ]
     if any(counts):
         verifier.read_on([sequence.ids[0] for sequence in sequences], counts)
-    batch.groups = groups
-    for group in groups:
+    joining = [group for other in others for group in other.groups]
+    for group in (*batch.groups, *joining):
         group.show_read(begins, counts)
-    batch.groups = []
-    for group in groups:  # their drafters have begun
+    for group in joining:  # their drafters have begun
         _add_group(batch, group)
     _count(batch)
     return batch
@@ -138,8 +136,6 @@ def _join_sequences(batch: Batch, other: Batch) -> None:
     join_masks(batch.verifier.attention, other.verifier.attention)
     batch.calls += other.calls
     batch.sequences += other.sequences
-    for call in batch.calls:
-        call.verifier = batch.verifier
 
 
 def _add_group(batch: Batch, joining: Group) -> None:

@@ -17,9 +17,9 @@ from ..names import OUTPUT_CACHE, BaseStreamer, GenerateDecoderOnlyOutput, decod
 from ..protocol import Drafter, SpeculationStats
 from .batch import Batch
 from .begin import begin_call
-from .cache import cache_of_call
-from .call import Call, Terms
+from .call import Call, Terms, by_step
 from .tree_attention import without_cudnn_attention
+from .verify import Verifier
 
 
 @dataclass
@@ -59,7 +59,7 @@ def step(batch: Batch) -> None:
     # 4. roll back
     finally:
         batch.roll_back()
-    batch.tell(logits, begun, drafted - begun, verified - drafted)
+    batch.observe(logits, begun, drafted - begun, verified - drafted)
 
 
 @torch.no_grad()
@@ -118,20 +118,18 @@ def speculative_decoding(
             while not call.finished:
                 step(batch)
                 call.terms.leave(batch)
-    return output(call, started, model_kwargs)
+    return output(call, batch.verifier, started)
 
 
-def output(
-    call: Call, started: float, model_kwargs: dict[str, Any]
-) -> SpeculativeOutput | LongTensor:
+def output(call: Call, verifier: Verifier, started: float) -> SpeculativeOutput | LongTensor:
     """Build the output of a finished call and store its statistics on the drafter.
 
     Args:
         call: the finished call.
+        verifier: the verifier of its batch.
         started: its start time.
-        model_kwargs: its inputs for the target, with its cache.
     """
-    call.finish()
+    call.finish(verifier)
     if call.streamer is not None:
         call.streamer.end()
     call.stats.total_seconds = perf_counter() - started
@@ -144,13 +142,15 @@ def output(
             call.terms.copies.remember(text)
         if call.drafter.listener is not None:
             call.drafter.listener(text, call.begin - sequence.padding)
-    sequences, scores, logits = call.collect()
+    ids = call.padded(call.longest)
     if not call.generation_config.return_dict_in_generate:
-        return sequences
+        return ids
+    scores = [sequence.scores for sequence in call.sequences]
+    logits = [sequence.logits for sequence in call.sequences]
     return SpeculativeOutput(
-        sequences=sequences,
-        scores=scores,
-        logits=logits,
-        **{OUTPUT_CACHE: cache_of_call(model_kwargs)},
+        sequences=ids,
+        scores=by_step(scores, max(map(len, scores))),
+        logits=by_step(logits, max(map(len, logits))),
+        **{OUTPUT_CACHE: verifier.cache.cache},
         speculation=call.stats,
     )

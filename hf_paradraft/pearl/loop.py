@@ -187,11 +187,11 @@ class Windows:
         prefixes = [sequence.prefix(depth) for sequence in call.sequences]
         self.drafted_first = first and any(prefix.room for prefix in prefixes)
         if self.drafted_first:
-            self.windows = self._shape(prefixes)
+            self.windows = self._make_drafts(prefixes)
         for sequence, window, prefix in zip(call.sequences, self.windows, prefixes, strict=True):
             sequence.draft = window if prefix.room else self.nothing
 
-    def _shape(self, prefixes: list[Prefix]) -> list[Draft]:
+    def _make_drafts(self, prefixes: list[Prefix]) -> list[Draft]:
         """Make chains after `prefixes`, with each prefix's `kept` set.
 
         `kept` is the number of the prefix's first tokens that the drafter was asked about before.
@@ -202,7 +202,7 @@ class Windows:
             same = before[:most] == prefix.ids[0, :most]
             asked.append(replace(prefix, kept=int(same.cumprod(0).sum())))
             self.texts[index] = prefix.ids[0].clone()
-        return self.group.shape(asked, branches=False)
+        return self.group.make_drafts(asked, branches=False)
 
     @contextmanager
     def drafting_ahead(self) -> Iterator[None]:
@@ -223,7 +223,7 @@ class Windows:
             self.size = 0
             yield
             return
-        with self.thread.meanwhile(lambda: self._shape(hoped)) as future:
+        with self.thread.meanwhile(lambda: self._make_drafts(hoped)) as future:
             yield
             verified = perf_counter()
         self.ahead, end = future.result(), self.thread.ended
@@ -314,7 +314,7 @@ def overlapped_decoding(
                     if windows.size or any(len(sequence.draft) for sequence in call.sequences):
                         emitted = fmean(len(record.emitted) for record in call.parts())
                         schedule.observe_round(overlapped, emitted, perf_counter() - begun)
-    return output(call, started, model_kwargs)
+    return output(call, batch.verifier, started)
 
 
 def overlapped_step(batch: Batch, windows: Windows) -> None:
@@ -332,4 +332,4 @@ def overlapped_step(batch: Batch, windows: Windows) -> None:
         batch.roll_back()
     windows.settle()
     windows.observe(perf_counter() - drafted, verified - clock)
-    batch.tell(logits, begun, drafted - begun + windows.waited, verified - clock, windows.hidden)
+    batch.observe(logits, begun, drafted - begun + windows.waited, verified - clock, windows.hidden)

@@ -108,7 +108,7 @@ def test_prompts_in_pieces_have_one_rotary_scale(monkeypatch):
         rope_parameters={**rope, "original_max_position_embeddings": 24},
         max_position_embeddings=256,
     )
-    monkeypatch.setattr("hf_paradraft.decoding.group.PIECE", 16)
+    monkeypatch.setattr("hf_paradraft.decoding.batch.PIECE", 16)
     ids = torch.randint(1, 30, (1, 40), generator=torch.Generator().manual_seed(3))
     drafter = Reader(speculation_config=hf_paradraft.SpeculationConfig(5, None, never_slower=False))
     assert_lossless(target, drafter, ids, max_new_tokens=12)
