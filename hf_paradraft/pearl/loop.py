@@ -162,8 +162,6 @@ class Windows:
         self.nothing = group.nothing
         # of each sequence: its next draft, and the guess after that
         self.windows = self.ahead = [self.nothing] * len(call.sequences)
-        # the texts that the drafter was asked about last
-        self.texts = [sequence.ids[0, :0] for sequence in call.sequences]
         self.size = 0  # tokens guessed in this round, at most
         self.drafted_first = False  # in this round
         # seconds of this round: after the verification, and during it
@@ -192,17 +190,11 @@ class Windows:
             sequence.draft = window if prefix.room else self.nothing
 
     def _make_drafts(self, prefixes: list[Prefix]) -> list[Draft]:
-        """Make chains after `prefixes`, with each prefix's `kept` set.
-
-        `kept` is the number of the prefix's first tokens that the drafter was asked about before.
-        """
-        asked = []
-        for index, (before, prefix) in enumerate(zip(self.texts, prefixes, strict=True)):
-            most = min(len(before), prefix.ids.shape[1])
-            same = before[:most] == prefix.ids[0, :most]
-            asked.append(replace(prefix, kept=int(same.cumprod(0).sum())))
-            self.texts[index] = prefix.ids[0].clone()
-        return self.group.make_drafts(asked, branches=False)
+        """Make chains after `prefixes`."""
+        drafts = self.group.make_drafts(prefixes, branches=False)
+        for sequence, prefix in zip(self.call.sequences, prefixes, strict=True):
+            sequence.asked = prefix.ids.shape[1]
+        return drafts
 
     @contextmanager
     def drafting_ahead(self) -> Iterator[None]:
@@ -217,7 +209,7 @@ class Windows:
             prefix = sequence.prefix(len(window) + self.size)
             ids = torch.cat([prefix.ids, window.tokens[None]], dim=1)
             # One of the guesses stands for the target's own token.
-            hoped.append(Prefix(ids, max(0, prefix.room - len(window)), 0))
+            hoped.append(Prefix(ids, max(0, prefix.room - len(window)), prefix.kept))
         self.ahead = [self.nothing] * len(hoped)
         if not any(prefix.room for prefix in hoped):
             self.size = 0
@@ -238,6 +230,8 @@ class Windows:
             outcome, next_window = sequence.outcome, self.nothing
             if outcome is not None:
                 window, right = len(sequence.draft), len(outcome.accepted)
+                # the drafter was asked about more, where not all of the window was accepted
+                sequence.asked = min(sequence.asked, outcome.begin - sequence.padding + right)
                 for depth in range(min(outcome.judged, window, self.schedule.most - begin)):
                     self.schedule.observe_guess(begin + depth, depth < right)
                 new = outcome.emitted[: sequence.length - outcome.begin]
