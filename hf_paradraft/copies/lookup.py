@@ -18,7 +18,7 @@ from ..decoding.budget import Budget
 from ..decoding.trees import part
 from ..protocol import Draft, Prefix
 from ..protocol.config import MAX_TREE, TreeSize
-from .hash_chains import MAX_MATCH, HashChains
+from .memory import MAX_MATCH, HashChains
 
 Copy = tuple[list[int], list[float]]  # tokens, and the chance of each if those before it are right
 # the most copied tokens: 10, or twice as many as match if that is more; and the most in all

@@ -7,8 +7,8 @@ from __future__ import annotations
 from transformers import PreTrainedModel
 
 from ..copies import Memory
-from ..copies.hash_chains import MAX_MATCH
 from ..copies.lookup import PromptLookup, with_copied
+from ..copies.memory import MAX_MATCH
 from ..protocol import Draft, Drafter, Drafting, GuessedTokens, Prefix, SpeculationConfig
 
 

@@ -18,8 +18,8 @@ from tiny import near_copy, tiny_model, with_prompts
 
 import hf_paradraft
 from hf_paradraft import Memory, NgramDrafter, SpeculationConfig
-from hf_paradraft.copies.hash_chains import END, MAX_MATCH, PLACES, HashChains
 from hf_paradraft.copies.lookup import FIRST, PromptLookup
+from hf_paradraft.copies.memory import END, MAX_MATCH, PLACES, HashChains
 
 TARGET = tiny_model()
 TEXT = [5, 3, 4, 9, 8, 7, 6, 5, 3, 4, 1, 2]
