@@ -35,6 +35,7 @@ from ..copies import copies_of
 from ..decoding.batch import Batch
 from ..decoding.begin import begin_call
 from ..decoding.call import Call, Terms
+from ..decoding.checks import Refused
 from ..decoding.group import Group
 from ..decoding.loop import SpeculativeOutput, output, speculative_decoding, step
 from ..decoding.tree_attention import without_cudnn_attention
@@ -43,7 +44,7 @@ from ..hardware import input_device
 from ..names import BaseStreamer, decodes
 from ..notes import of_pair
 from ..protocol import Draft, Drafter, Prefix
-from .schedule import OverlapSchedule, check_overlap
+from .schedule import OverlapSchedule
 
 
 def device_of(drafter: Any) -> torch.device | None:
@@ -73,6 +74,26 @@ def decoding_of(
     apart = drafter.apart is not None or device_of(drafter) not in (None, input_device(target))
     overlaps = config.overlap and (apart or not config.never_slower)
     return overlapped_decoding if overlaps else speculative_decoding
+
+
+def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
+    """Refuse a drafter that cannot go on without the verification, or a recurrent target.
+
+    A target with recurrent layers cannot be overlapped.
+
+    Raises:
+        ValueError: with what to change.
+    """
+    if drafter.needs(model) or drafter.guesses_in_target:
+        raise Refused(
+            f"overlap=True: {type(drafter).__name__} reads the target's hidden states, so its next "
+            "window needs this one's, or guesses in the target's own forward: set overlap=False."
+        )
+    if recurrent:
+        raise Refused(
+            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be "
+            "overlapped: set overlap=False."
+        )
 
 
 class DrafterThread:

@@ -14,10 +14,6 @@ from math import hypot, inf, sqrt
 
 import numpy
 from numpy.typing import NDArray
-from transformers import PreTrainedModel
-
-from ..decoding.checks import Refused
-from ..protocol import Drafter
 
 Seconds = Callable[[NDArray], NDArray]
 
@@ -29,26 +25,6 @@ NEARLY_BEST = 0.98
 MIN_ROUNDS = 16  # rounds that go one way, at least
 WAY_DECAY = 0.998  # slower, where the two ways are compared: tokens of single rounds differ much
 OVERLAP_SHARE = 0.25  # of the seconds, while it is not known whether overlapping is faster
-
-
-def check_overlap(model: PreTrainedModel, drafter: Drafter, recurrent: bool) -> None:
-    """Refuse a drafter that cannot go on without the verification, or a recurrent target.
-
-    A target with recurrent layers cannot be overlapped.
-
-    Raises:
-        ValueError: with what to change.
-    """
-    if drafter.needs(model) or drafter.guesses_in_target:
-        raise Refused(
-            f"overlap=True: {type(drafter).__name__} reads the target's hidden states, so its next "
-            "window needs this one's, or guesses in the target's own forward: set overlap=False."
-        )
-    if recurrent:
-        raise Refused(
-            f"overlap=True: {type(model).__name__} has recurrent layers, which cannot be "
-            "overlapped: set overlap=False."
-        )
 
 
 def overlapped_rates(
