@@ -224,12 +224,8 @@ def _wrap_generate(original):
         config = given.get("generation_config")
         asked = (given.get(name, getattr(config, name, None)) for name in OWN_WAY)
         own = any(value not in (None, False) for value in asked)
-        # continuous batching takes no assistant
-        paged = "paged" in (
-            given.get("cache_implementation"),
-            getattr(config, "cache_implementation", None),
-            getattr(self.generation_config, "cache_implementation", None),
-        )
+        # continuous batching, which only this argument asks for, takes no assistant
+        paged = given.get("cache_implementation") == "paged"
         if drafter is not None and not own and not paged:
             try:
                 return original(self, **{**given, "assistant_model": _SetDrafter(drafter)})
