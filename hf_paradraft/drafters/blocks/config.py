@@ -7,7 +7,11 @@ from __future__ import annotations
 from typing import Any
 
 from ...protocol.drafter import FeatureKey
+from ..formats.fields import VERSION, layer_values
 from ..formats.layout import DrafterConfig
+from ..layers import GEMMA4, QWEN35
+
+SELECTOR = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
 
 
 class BlockConfig(DrafterConfig):
@@ -92,3 +96,70 @@ class BlockConfig(DrafterConfig):
         if self.refiner_rank:
             pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
         return pairs
+
+    def saved(self, kind: str, num_guesses: int) -> dict[str, Any]:
+        """Make the `config.json` of a drafter, in the speculators layout.
+
+        Args:
+            kind: the drafter's kind.
+            num_guesses: V'.
+
+        Raises:
+            ValueError: it has options or layers for which the layout has no place.
+        """
+        kinds = set(getattr(self.layers, "layer_types", None) or ["full_attention"])
+        unsaid = [
+            name
+            for name in ("softcap", "embedding_scale", "logit_scale")
+            if getattr(self, name) not in (None, 1.0)
+        ]
+        if self.refiner_rank and self.refiner_size % self.refiner_rank:
+            unsaid.append("the refiner's width")
+        if self.layers.model_type in (GEMMA4, QWEN35):
+            unsaid.append(f"layers of {self.layers.model_type}")
+        if "full_attention" in self.causal or (
+            self.layout != "speculators" and "sliding_attention" in kinds
+        ):
+            unsaid.append("its windows")
+        if unsaid:
+            raise ValueError(
+                "This drafter has options that the speculators layout cannot say "
+                f"({', '.join(unsaid)}): keep its own files."
+            )
+        named = {
+            "dspark": "DSparkSpeculator",
+            "dflash2": "DFlash2DraftModel",
+            "xpress": "XPressSpeculator",
+        }
+        described = {
+            "speculators_model_type": kind,
+            "architectures": [named.get(kind, "DFlashSpeculator")],
+            "transformer_layer_config": layer_values(self.layers),
+            "aux_hidden_state_layer_ids": [
+                key + 1 for key in self.features if isinstance(key, int)
+            ],
+            "block_size": self.block_size,
+            "mask_token_id": self.mask_token_id,
+            "sample_from_anchor": not self.fill_in,
+            "sliding_window_non_causal": "sliding_attention" in kinds
+            and "sliding_attention" not in self.causal,
+            "draft_vocab_size": num_guesses,
+            "target_hidden_size": self.target_hidden_size,
+            "num_target_layers": self.target_layers,
+            "speculators_version": VERSION,
+        }
+        if self.markov_rank or self.confidence:
+            described |= {
+                "markov_rank": self.markov_rank,
+                "markov_head_type": self.markov_type,
+                "enable_confidence_head": self.confidence,
+                "confidence_head_with_markov": self.confidence_with_markov,
+            }
+        if self.selector_rank:
+            described |= {name: getattr(self, name) for name in SELECTOR}
+        if self.refiner_rank:
+            described |= {
+                "xpress_rank": self.refiner_rank,
+                "xpress_mlp_ratio": self.refiner_size // self.refiner_rank,
+            }
+        return described

@@ -24,10 +24,10 @@ from ...protocol import GuessedLogits, Prefix, SpeculationConfig
 from ...protocol.draft import Bias
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
+from ..formats.fields import BLOCK_LAYOUT
 from ..formats.files import published
 from ..formats.layout import DFLASH
 from ..formats.publishers import BLOCK_LAYOUTS, spread
-from ..formats.speculators import BLOCK_LAYOUT, blocks_config
 from ..layers import GEMMA4, LLAMA, sizes_of, turns
 from ..reading.context import ContextDrafting
 from ..reading.network import (
@@ -168,7 +168,7 @@ class DFlashDrafter(FeatureDrafter):
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`, in the speculators layout."""
-        config = blocks_config(self.config, self.kind, self.num_guesses)
+        config = self.config.saved(self.kind, self.num_guesses)
         return self.in_speculators_layout(
             config, published(self.state_dict(), BLOCK_LAYOUT.tensors)
         )

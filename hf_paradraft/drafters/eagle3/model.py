@@ -19,10 +19,10 @@ from ...names import with_cache
 from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
+from ..formats.fields import EAGLE3_LAYOUT, VERSION, layer_values
 from ..formats.files import published
 from ..formats.layout import EAGLE3, PEAGLE, DrafterConfig
 from ..formats.publishers import EAGLE3_LAYOUTS
-from ..formats.speculators import EAGLE3_LAYOUT, VERSION, layer_values
 from ..layers import GEMMA4, after_attention, sizes_of, turns
 from ..reading.network import Mask, RowModel, side_by_side
 

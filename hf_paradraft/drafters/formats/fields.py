@@ -1,12 +1,25 @@
-"""Fields that all layouts of a family have in common: of drafters of blocks, and of EAGLE-3."""
+"""Fields that all layouts of a family have in common, of drafters of blocks and of EAGLE-3; and the
+speculators layout, which vLLM reads, and in which other publishers' drafters are saved too. It
+numbers layers by inputs.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
+from transformers import PreTrainedConfig
+
 from ..layers import GEMMA4
 from .keys import paired
-from .layout import Said, key
+from .layout import DSPARK, EAGLE3, PEAGLE, Layout, Said, key, outputs, proposed_tokens
+from .values import provenance_of
 
+VERSION = "0.9.0"
+TENSORS = {
+    "embed_tokens.": "embedding.",
+    "lm_head.": "head.",
+    "norm.": "stack.norm.",
+    "layers.": "stack.layers.",
+}
 NO_LAYERS = (
     "layers",
     "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named",
@@ -38,15 +51,6 @@ def mask_token(said: Said) -> int:
             "its publisher, and add it there."
         )
     return token
-
-
-def from_anchor(said: Said) -> bool | None:
-    """Tell whether a block's first row, the newest token's, guesses the next token.
-
-    None: the config does not say.
-    """
-    start, sampled = said("logits_start"), said("sample_from_anchor")
-    return sampled if start is None else start == 0
 
 
 def block_size(said: Said) -> int:
@@ -147,8 +151,12 @@ BLOCKS = {
 }
 
 
+def _is(said: Said, kind: str) -> bool:
+    return said.config.get("speculators_model_type") == kind
+
+
 def _parallel(said: Said) -> bool:
-    return said.has("mask_hidden") or said.config.get("speculators_model_type") == "peagle"
+    return said.has("mask_hidden") or _is(said, "peagle")
 
 
 def _norm(name: str, tensor: str) -> Any:
@@ -169,12 +177,6 @@ def _norm(name: str, tensor: str) -> Any:
     return read
 
 
-def proposed_tokens(config: Mapping[str, Any]) -> int | None:
-    """Look up how many tokens engines are told to draft."""
-    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
-    return next((method.get("speculative_tokens") for method in methods), None)
-
-
 def _softcap(said: Said) -> float | None:
     """Look up the cap of Gemma 4's layers; other configs may repeat the target's, which counts."""
     cap = said("final_logit_softcapping")
@@ -191,3 +193,107 @@ EAGLE3_FIELDS = {
     "num_draft_tokens": lambda said: proposed_tokens(said.config),
     "softcap": _softcap,
 }
+
+
+def layer_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Look up the part of a config that describes layers.
+
+    Raises:
+        ValueError: it has none.
+    """
+    described = config.get("transformer_layer_config")
+    if not isinstance(described, Mapping):
+        raise ValueError(
+            "A speculators config describes its layers under transformer_layer_config, and this "
+            "one does not."
+        )
+    return described
+
+
+def _fill_in(said: Said) -> bool:
+    """Tell whether masks guess their own places.
+
+    A DSpark drafter whose config does not say so fills in if it proposes a token less than it has
+    rows. All other drafters that do not say so fill in.
+    """
+    anchor, size = said("sample_from_anchor"), said("block_size", default=0)
+    if anchor is None:
+        anchor = _is(said, "dspark") and proposed_tokens(said.config) != size - 1
+    return not anchor
+
+
+def _causal(said: Said) -> tuple[str, ...]:
+    """List the kinds of layers whose rows see only those before them in a block."""
+    both_ways = said("sliding_window_non_causal", default=_is(said, "dflash2"))
+    return ("sliding_attention",) if "sliding_attention" in said.kinds and not both_ways else ()
+
+
+def _notes(said: Said) -> list[tuple[str, str]]:
+    """List the assumptions made where the config is silent."""
+    reading = "fill-in" if _fill_in(said) else "the newest token guesses too"
+    return (
+        [("anchor", f"not in the config: {reading}")] if said("sample_from_anchor") is None else []
+    )
+
+
+def _is_speculators(config: Mapping[str, Any]) -> bool:
+    return (
+        config.get("speculators_model_type") is not None
+        or config.get("transformer_layer_config") is not None
+    )
+
+
+def _raw_target(said: Said) -> bool:
+    """Tell whether the target's table and head are used without its scales and cap.
+
+    That is so in all files but those that are made here.
+    """
+    made = provenance_of(said.config)
+    return bool(made.get("raw_target", not made["training"]))
+
+
+BLOCK_LAYOUT = Layout(
+    "speculators",
+    _is_speculators,
+    {
+        **BLOCKS,
+        "features": outputs("aux_hidden_state_layer_ids", offset=-1, needed=True),
+        "fill_in": _fill_in,
+        "causal": _causal,
+        "window_from_anchor": True,
+        "raw_target": _raw_target,
+        "notes": _notes,
+    },
+    described=layer_config,
+    classes={"DSparkSpeculator": DSPARK},
+    tensors={
+        **TENSORS,
+        **markov_tensors("markov_head"),
+        "confidence_head.proj.": "confidence.",
+        "candidate_selector.": "selector.",
+        "refiner_head.": "refiner.",
+    },
+)
+INPUTS = "eagle_aux_hidden_state_layer_ids"
+EAGLE3_LAYOUT = Layout(
+    "speculators",
+    _is_speculators,
+    {
+        **EAGLE3_FIELDS,
+        "features": outputs(INPUTS, offset=-1),
+        "raw_target": _raw_target,
+        "notes": lambda said: [NO_LAYERS] if said(INPUTS) is None else [],
+    },
+    described=layer_config,
+    classes={
+        "Eagle3Speculator": EAGLE3,
+        "PEagleSpeculator": PEAGLE,
+        "PEagleDraftModel": PEAGLE,
+    },
+    tensors={"layers.0.hidden_norm.": "hidden_norm.", **TENSORS},
+)
+
+
+def layer_values(layers: PreTrainedConfig) -> dict[str, Any]:
+    """Make the part of a config that describes layers, as the speculators layout has it."""
+    return layers.to_diff_dict() | {"model_type": layers.model_type}

@@ -164,6 +164,12 @@ def architecture(config: Mapping[str, Any]) -> str:
     return str((config.get("architectures") or [""])[0])
 
 
+def proposed_tokens(config: Mapping[str, Any]) -> int | None:
+    """Look up how many tokens engines are told to draft."""
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or []
+    return next((method.get("speculative_tokens") for method in methods), None)
+
+
 def key(*keys: str, default: Any = None) -> Callable[[Said], Any]:
     """Make a field that reads the first of some keys.
 

@@ -7,8 +7,15 @@ EAGLE-3; SafeAI and SpecForge EAGLE-3 and P-EAGLE; transformers its own DFlash a
 from collections.abc import Mapping
 from typing import Any
 
-from . import speculators
-from .fields import BLOCKS, EAGLE3_FIELDS, NO_LAYERS, block_size, from_anchor, markov_tensors
+from .fields import (
+    BLOCK_LAYOUT,
+    BLOCKS,
+    EAGLE3_FIELDS,
+    EAGLE3_LAYOUT,
+    NO_LAYERS,
+    block_size,
+    markov_tensors,
+)
 from .layout import (
     DFLASH,
     DFLASH2,
@@ -52,6 +59,15 @@ def spread(count: int, layers: int) -> tuple[int, ...]:
     if count == 1:
         return (layers // 2,)
     return tuple(round(1 + index * (layers - 4) / (count - 1)) for index in range(count))
+
+
+def from_anchor(said: Said) -> bool | None:
+    """Tell whether a block's first row, the newest token's, guesses the next token.
+
+    None: the config does not say.
+    """
+    start, sampled = said("logits_start"), said("sample_from_anchor")
+    return sampled if start is None else start == 0
 
 
 def _described(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -201,7 +217,7 @@ TRANSFORMERS = Layout(
     },
     tensors={"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."},
 )
-BLOCK_LAYOUTS = (speculators.BLOCK_LAYOUT, TRANSFORMERS, DEEPSPEC, ZLAB)
+BLOCK_LAYOUTS = (BLOCK_LAYOUT, TRANSFORMERS, DEEPSPEC, ZLAB)
 
 # whose numbers of layers count outputs
 DEEPSPEC_EAGLE3 = Layout(
@@ -234,4 +250,4 @@ SAFEAI = Layout(
     classes={"LlamaForCausalLMEagle3": EAGLE3},
     tensors={"midlayer.hidden_norm.": "hidden_norm.", "midlayer.": "stack.layers.0."},
 )
-EAGLE3_LAYOUTS = (speculators.EAGLE3_LAYOUT, DEEPSPEC_EAGLE3, SAFEAI)
+EAGLE3_LAYOUTS = (EAGLE3_LAYOUT, DEEPSPEC_EAGLE3, SAFEAI)

@@ -16,9 +16,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ...files import INDEX, WHOLE, local_folder, names_of, read_json, tensor_files
 from ...outer_names import experts_of
-from ..formats.fields import proposed_tokens
+from ..formats.fields import VERSION, layer_config, layer_values
 from ..formats.keys import check_described
-from ..formats.speculators import VERSION, layer_config, layer_values
+from ..formats.layout import proposed_tokens
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
