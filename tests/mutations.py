@@ -169,8 +169,8 @@ MUTATIONS = [
     ),
     (
         "drafters/eagle3/model.py",
-        "key + 1 for key in self.features",
-        "key for key in self.features",
+        "key + 1 for key in drafter.features",
+        "key for key in drafter.features",
         ["tests/drafters/test_published_loading.py"],
     ),
     ("drafters/formats/fields.py", "return not anchor", "return bool(anchor)", LAYOUTS),

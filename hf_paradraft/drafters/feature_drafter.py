@@ -27,6 +27,7 @@ from .formats.files import (
     load_strictly,
     neighbours_to_halves,
     offset_tables,
+    published,
     renamed,
     vocabulary_of,
     weights_in,
@@ -50,6 +51,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     Attributes:
         also_known_as: other titles that `identify` has for its folders.
         layouts: the layouts in which it is published; of those that fit, the first counts.
+        saved_names: beginnings of its tensors' names in speculators' layout, and ours.
         stack: its layers, from `decoder_stack`.
         features: the features that it reads, in the order in which its first matrix wants them.
         hidden_size: d, of its own layers.
@@ -71,6 +73,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
     )
     also_known_as: ClassVar[tuple[str, ...]] = ()
     layouts: ClassVar[tuple[Layout, ...]] = ()
+    saved_names: ClassVar[Mapping[str, str]]
     stack: PreTrainedModel
     target_layers: int | None = None
     mask_token: int | None = None
@@ -196,14 +199,12 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         """Implement `SavedDrafter.recognises`, by config and tensors, as `identify` reads them."""
         return folder.identified in (cls.title, *cls.also_known_as)
 
-    def in_speculators_layout(
-        self, config: dict[str, Any], tensors: dict[str, Tensor]
-    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Complete a kind's `contents` as speculators and vLLM read them: vocabulary and proposal.
+    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Implement `SavedDrafter.contents`, in the speculators layout, which vLLM reads.
 
-        Args:
-            config, tensors: the kind's, with speculators' names.
+        Its config's `saved(drafter)` is completed with vocabulary and proposal.
         """
+        config, tensors = self.config.saved(self), published(self.state_dict(), self.saved_names)
         if self.vocabulary is not None:
             tensors |= offset_tables(self.vocabulary, self.config.vocab_size)
         trained = self.paradraft.get("training") or {}

@@ -97,12 +97,8 @@ class BlockConfig(DrafterConfig):
             pairs.append(("refiner", f"rank {self.refiner_rank}, {self.refiner_size} wide inside"))
         return pairs
 
-    def saved(self, kind: str, num_guesses: int) -> dict[str, Any]:
-        """Make the `config.json` of a drafter, in the speculators layout.
-
-        Args:
-            kind: the drafter's kind.
-            num_guesses: V'.
+    def saved(self, drafter: Any) -> dict[str, Any]:
+        """Make the `config.json` of its drafter, in the speculators layout.
 
         Raises:
             ValueError: it has options or layers for which the layout has no place.
@@ -132,8 +128,8 @@ class BlockConfig(DrafterConfig):
             "xpress": "XPressSpeculator",
         }
         described = {
-            "speculators_model_type": kind,
-            "architectures": [named.get(kind, "DFlashSpeculator")],
+            "speculators_model_type": drafter.kind,
+            "architectures": [named.get(drafter.kind, "DFlashSpeculator")],
             "transformer_layer_config": layer_values(self.layers),
             "aux_hidden_state_layer_ids": [
                 key + 1 for key in self.features if isinstance(key, int)
@@ -143,7 +139,7 @@ class BlockConfig(DrafterConfig):
             "sample_from_anchor": not self.fill_in,
             "sliding_window_non_causal": "sliding_attention" in kinds
             and "sliding_attention" not in self.causal,
-            "draft_vocab_size": num_guesses,
+            "draft_vocab_size": drafter.num_guesses,
             "target_hidden_size": self.target_hidden_size,
             "num_target_layers": self.target_layers,
             "speculators_version": VERSION,

@@ -25,7 +25,6 @@ from ...protocol.draft import Bias
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
 from ..formats.fields import BLOCK_LAYOUT
-from ..formats.files import published
 from ..formats.layout import DFLASH
 from ..formats.publishers import BLOCK_LAYOUTS, spread
 from ..layers import GEMMA4, LLAMA, sizes_of, turns
@@ -79,6 +78,7 @@ class DFlashDrafter(FeatureDrafter):
     config: BlockConfig
     title = DFLASH
     layouts = BLOCK_LAYOUTS
+    saved_names = BLOCK_LAYOUT.tensors
     training_options = "DFlashTraining"
 
     def __init__(
@@ -165,13 +165,6 @@ class DFlashDrafter(FeatureDrafter):
             **heads,
         )
         return cls(config, vocabulary).started_beside(target)
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `SavedDrafter.contents`, in the speculators layout."""
-        config = self.config.saved(self.kind, self.num_guesses)
-        return self.in_speculators_layout(
-            config, published(self.state_dict(), BLOCK_LAYOUT.tensors)
-        )
 
     @property
     def block(self) -> BlockConfig:

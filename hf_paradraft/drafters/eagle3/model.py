@@ -20,7 +20,6 @@ from ...protocol import SpeculationConfig
 from ...protocol.drafter import FeatureKey
 from ..feature_drafter import FeatureDrafter
 from ..formats.fields import EAGLE3_LAYOUT, VERSION, layer_values
-from ..formats.files import published
 from ..formats.layout import EAGLE3, PEAGLE, DrafterConfig
 from ..formats.publishers import EAGLE3_LAYOUTS
 from ..layers import GEMMA4, after_attention, sizes_of, turns
@@ -90,6 +89,34 @@ class Eagle3Config(DrafterConfig):
             f"layers that it was trained on: {self.ambiguous}, or each less one."
         )
 
+    def saved(self, drafter: Any) -> dict[str, Any]:
+        """Make the `config.json` of its drafter, in the speculators layout."""
+        if self.layers.model_type == GEMMA4:
+            raise ValueError(
+                "The speculators layout has no layers of Gemma 4, as this drafter has: keep its "
+                "own files."
+            )
+        if not drafter.features:
+            raise ValueError(
+                "Which layers this drafter reads depends on its target: attach(target) first."
+            )
+        return {
+            "speculators_model_type": "peagle" if self.parallel else "eagle3",
+            "architectures": ["PEagleSpeculator" if self.parallel else "Eagle3Speculator"],
+            "transformer_layer_config": layer_values(self.layers),
+            "eagle_aux_hidden_state_layer_ids": [
+                key + 1 for key in drafter.features if isinstance(key, int)
+            ],
+            "vocab_size": self.vocab_size,
+            "draft_vocab_size": drafter.num_guesses,
+            "target_hidden_size": self.target_hidden_size,
+            "num_target_layers": self.target_layers,
+            **{name: getattr(self, name) for name in FLAGS},
+            "embed_requires_grad": drafter.embedding is not None,
+            "mask_token_id": self.mask_token_id,
+            "speculators_version": VERSION,
+        }
+
     @classmethod
     def for_target(cls, target: PreTrainedModel, num_layers: int, **options: Any) -> Eagle3Config:
         """Make the config of an untrained EAGLE-3.1 drafter, as `Eagle3Drafter.from_target`.
@@ -130,6 +157,7 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
     title = EAGLE3
     also_known_as = (PEAGLE,)
     layouts = EAGLE3_LAYOUTS
+    saved_names = EAGLE3_LAYOUT.tensors
     training_options = "Eagle3Training"
     shift = 1
 
@@ -191,37 +219,6 @@ class Eagle3Drafter(FeatureDrafter, RowModel):
         """Implement `FeatureDrafter.mend`: masks come in several shapes."""
         if (mask := weights.get("mask_hidden")) is not None:
             weights["mask_hidden"] = mask.reshape(1, 1, -1)
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `SavedDrafter.contents`, in the speculators layout."""
-        config = self.config
-        if config.layers.model_type == GEMMA4:
-            raise ValueError(
-                "The speculators layout has no layers of Gemma 4, as this drafter has: keep its "
-                "own files."
-            )
-        if not self.features:
-            raise ValueError(
-                "Which layers this drafter reads depends on its target: attach(target) first."
-            )
-        described = {
-            "speculators_model_type": "peagle" if config.parallel else "eagle3",
-            "architectures": ["PEagleSpeculator" if config.parallel else "Eagle3Speculator"],
-            "transformer_layer_config": layer_values(config.layers),
-            "eagle_aux_hidden_state_layer_ids": [
-                key + 1 for key in self.features if isinstance(key, int)
-            ],
-            "vocab_size": config.vocab_size,
-            "draft_vocab_size": self.num_guesses,
-            "target_hidden_size": config.target_hidden_size,
-            "num_target_layers": config.target_layers,
-            **{name: getattr(config, name) for name in FLAGS},
-            "embed_requires_grad": self.embedding is not None,
-            "mask_token_id": config.mask_token_id,
-            "speculators_version": VERSION,
-        }
-        tensors = published(self.state_dict(), EAGLE3_LAYOUT.tensors)
-        return self.in_speculators_layout(described, tensors)
 
     def attach(self, target: PreTrainedModel) -> None:
         """Implement `FeatureDrafter.attach`; layers that a file does not name are settled here."""

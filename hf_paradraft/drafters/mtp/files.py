@@ -30,6 +30,13 @@ PARTS = {
     "eh_proj": ("eh_proj", "fc", "input_proj", "mtp_linear_proj"),
     "norm": ("shared_head.norm", "norm", "final_layernorm"),
 }
+SAVED = {  # of the speculators layout, and ours
+    "mtp_layers.0.token_layernorm.": "layers.0.enorm.",
+    "mtp_layers.0.hidden_layernorm.": "layers.0.hnorm.",
+    "mtp_layers.0.input_proj.": "layers.0.eh_proj.",
+    "mtp_layers.0.final_layernorm.": "layers.0.stack.norm.",
+    "mtp_layers.0.": "layers.0.stack.layers.0.",
+}
 SHARED = ("embed_tokens.", "shared_head.head.")  # copies of the target's own
 SCALE = "_scale_inv"
 
@@ -122,8 +129,22 @@ class MtpConfig(PreTrainedConfig):
             num_draft_tokens=proposed_tokens(config),
         )
 
-    def saved(self) -> dict[str, Any]:
-        """Make the `config.json` of a layer in speculators' layout, which describes the target."""
+    def saved(self, drafter: Any) -> dict[str, Any]:
+        """Make the `config.json` of a layer in speculators' layout, which describes the target.
+
+        Raises:
+            ValueError: that layout has no place for the layers.
+        """
+        if self.naming.bare:
+            raise ValueError(
+                f"Speculators' layout has a norm after the layer, {self.layout}'s none: keep its "
+                "own files."
+            )
+        if len(drafter.layers) > 1:
+            raise ValueError(
+                f"Speculators' layout has one MTP layer, and this drafter {len(drafter.layers)}: "
+                "keep its own files."
+            )
         return {
             "speculators_model_type": "mtp",
             "architectures": ["MTPDraftModel"],

@@ -21,26 +21,19 @@ from ...hardware import input_device
 from ...outer_names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..formats.files import check_size, published, vocabulary_of, weights_in
+from ..formats.files import check_size, vocabulary_of, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.layout import MTP
 from ..layers import decoder_stack, final_norm
 from ..reading.reader import Reader
 from .drafting import MtpStep, StepDrafting
-from .files import MtpConfig, brought_layers, mtp_layers, unscaled
+from .files import SAVED, MtpConfig, brought_layers, mtp_layers, unscaled
 
 PROJECTED = ("enorm", "hnorm", "eh_proj")
 NOTHING = (
     "{} brings no MTP layers: `paradraft train mtp` makes one, and `paradraft train --help` names "
     "other drafters."
 )
-NAMES = {  # of the speculators layout, and ours
-    "mtp_layers.0.token_layernorm.": "enorm.",
-    "mtp_layers.0.hidden_layernorm.": "hnorm.",
-    "mtp_layers.0.input_proj.": "eh_proj.",
-    "mtp_layers.0.final_layernorm.": "stack.norm.",
-    "mtp_layers.0.": "stack.layers.0.",
-}
 
 
 class MtpLayer(nn.Module):
@@ -89,6 +82,7 @@ class MtpDrafter(FeatureDrafter):
     config_class = MtpConfig
     config: MtpConfig
     title = MTP
+    saved_names = SAVED
     training_options = "MtpTraining"
 
     def __init__(
@@ -192,27 +186,6 @@ class MtpDrafter(FeatureDrafter):
         if (offsets := tensors.get("d2t")) is not None:
             vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
         return cls(config, layers, vocabulary)
-
-    def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Implement `SavedDrafter.contents`, in the speculators layout.
-
-        It has one layer.
-
-        Raises:
-            ValueError: that layout has no place for its layers.
-        """
-        if self.config.naming.bare:
-            raise ValueError(
-                f"Speculators' layout has a norm after the layer, {self.config.layout}'s none: "
-                "keep its own files."
-            )
-        if len(self.layers) > 1:
-            raise ValueError(
-                f"Speculators' layout has one MTP layer, and this drafter {len(self.layers)}: keep "
-                "its own files."
-            )
-        tensors = published(self.layers[0].state_dict(), NAMES)
-        return self.in_speculators_layout(self.config.saved(), tensors)
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
