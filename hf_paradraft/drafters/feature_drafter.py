@@ -4,7 +4,7 @@ saving, attaching.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -29,7 +29,7 @@ from .formats.files import (
     offset_tables,
     published,
     renamed,
-    vocabulary_of,
+    vocabulary_in,
     weights_in,
 )
 from .formats.folder import DrafterFolder
@@ -50,6 +50,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     Attributes:
         also_known_as: other titles that `identify` has for its folders.
+        drafts_by: begins a call; a `Reader` runs a drafter that is a `RowModel`.
         layouts: the layouts in which it is published; of those that fit, the first counts.
         saved_names: beginnings of its tensors' names in speculators' layout, and ours.
         stack: its layers, from `decoder_stack`.
@@ -72,6 +73,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         "tokens"
     )
     also_known_as: ClassVar[tuple[str, ...]] = ()
+    drafts_by: ClassVar[Callable[..., Any]] = Reader
     layouts: ClassVar[tuple[Layout, ...]] = ()
     saved_names: ClassVar[Mapping[str, str]]
     stack: PreTrainedModel
@@ -130,15 +132,14 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         weights = cls.by_our_names(tensors)
         config = cls.read_config(folder.config, tensors)
         check_size(weights, config.layers)
+        vocabulary = None
         if (size := config.draft_vocab_size) is not None:
-            if not len(offsets := tensors.get("d2t", ())):
+            if (vocabulary := vocabulary_in(tensors, config.vocab_size)) is None:
                 raise OSError(
                     f"{folder} guesses {size} ids and has no table of them (d2t): download it "
                     "again."
                 )
-            vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
         else:
-            vocabulary = None
             for name in PADDED & weights.keys():  # with ids that mean nothing
                 weights[name] = weights[name][: config.vocab_size]
         cls.mend(weights)
@@ -351,12 +352,8 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
         return self
 
     def drafting(self, config: SpeculationConfig, max_length: int) -> Any:
-        """Begin one call's drafting with the target that was attached last.
-
-        By default the drafter is the `RowModel` that a `Reader` runs; arguments as for that.
-        """
-        row_model: Any = self
-        return Reader(row_model, config, max_length)
+        """Begin a call with the target that was attached last; arguments as for a `Reader`."""
+        return self.drafts_by(self, config, max_length)
 
     def start_drafting(self, target: PreTrainedModel, max_length: int) -> Drafting:
         """Begin a `generate` call; its state is its own."""

@@ -77,6 +77,7 @@ class DFlashDrafter(FeatureDrafter):
     config_class = BlockConfig
     config: BlockConfig
     title = DFLASH
+    drafts_by = BlockDrafting
     layouts = BLOCK_LAYOUTS
     saved_names = BLOCK_LAYOUT.tensors
     training_options = "DFlashTraining"
@@ -170,10 +171,6 @@ class DFlashDrafter(FeatureDrafter):
     def block(self) -> BlockConfig:
         """The config, by the name that it had up to version 0.3."""
         return self.config
-
-    def drafting(self, config: SpeculationConfig, max_length: int) -> BlockDrafting:
-        """Implement `FeatureDrafter.drafting`; arguments as for `BlockDrafting`."""
-        return BlockDrafting(self, config, max_length)
 
     def empty_context(self, num_slots: int) -> Cache:
         """Make a cache for context features; a static one if `num_slots` are asked for."""

@@ -155,18 +155,20 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], what: str) -> N
     module.load_state_dict(tensors)
 
 
-def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int) -> LongTensor:
-    """Compute the target's id of each draft id, from the offset table `d2t`.
+def vocabulary_in(tensors: Mapping[str, Tensor], vocab_size: int) -> LongTensor | None:
+    """Compute the target's id of each draft id, int64 `(V',)`; None where no table says it.
 
     Args:
-        offsets: int64 `(V',)`; draft id `j` is the target's `j + offsets[j]`.
-        mask: bool `(V,)`, `t2d`: which of the target's ids are drafted; None where there is none.
-        vocab_size: V, if there is no mask.
+        tensors: a folder's. Of `d2t`, int64 `(V',)`, draft id `j` is the target's `j + d2t[j]`;
+            `t2d`, bool `(V,)`, marks the target's ids that are drafted, if it is there.
+        vocab_size: V, if there is no `t2d`.
 
     Raises:
-        ValueError: it is no offset table.
+        ValueError: it is no table of offsets.
     """
-    ids = torch.arange(len(offsets)) + offsets.long()
+    if not len(offsets := tensors.get("d2t", ())):
+        return None
+    ids, mask = torch.arange(len(offsets)) + offsets.long(), tensors.get("t2d")
     most = vocab_size if mask is None else len(mask)
     if not (ids[1:] > ids[:-1]).all() or ids.min() < 0 or ids.max() >= most:
         raise ValueError(
@@ -181,7 +183,7 @@ def vocabulary_of(offsets: Tensor, mask: Tensor | None, vocab_size: int) -> Long
 
 
 def offset_tables(vocabulary: LongTensor, vocab_size: int) -> dict[str, Tensor]:
-    """Make the tables `d2t` and `t2d` of a vocabulary, as `vocabulary_of` reads them."""
+    """Make the tables `d2t` and `t2d` of a vocabulary, as `vocabulary_in` reads them."""
     ids = vocabulary.cpu()
     return {
         "d2t": ids - torch.arange(len(ids)),

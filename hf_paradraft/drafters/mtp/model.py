@@ -21,7 +21,7 @@ from ...hardware import input_device
 from ...outer_names import commit_of
 from ...protocol import SpeculationConfig
 from ..feature_drafter import FeatureDrafter
-from ..formats.files import check_size, vocabulary_of, weights_in
+from ..formats.files import check_size, vocabulary_in, weights_in
 from ..formats.folder import DrafterFolder
 from ..formats.layout import MTP
 from ..layers import decoder_stack, final_norm
@@ -182,10 +182,7 @@ class MtpDrafter(FeatureDrafter):
             raise OSError(f"{folder} holds no MTP layer: download it again.")
         check_size(tensors, config.layer)
         config.layout, layers = brought
-        vocabulary = None
-        if (offsets := tensors.get("d2t")) is not None:
-            vocabulary = vocabulary_of(offsets, tensors.get("t2d"), config.vocab_size)
-        return cls(config, layers, vocabulary)
+        return cls(config, layers, vocabulary_in(tensors, config.vocab_size))
 
     @classmethod
     def details(cls, config: dict[str, Any], names: list[str]) -> list[tuple[str, Any]]:
