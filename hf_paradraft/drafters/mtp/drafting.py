@@ -66,25 +66,6 @@ class StepDrafting(Reader):
             reader.read(prefixes, 1)
         return guesses
 
-    def join(self, other: Any) -> bool:
-        """Implement `Drafting.join`."""
-        return super().join(other) and all(
-            reader.join(joining)
-            for reader, joining in zip(self.followers, other.followers, strict=True)
-        )
-
-    def select(self, rows: list[int]) -> None:
-        """Implement `Drafting.select`."""
-        super().select(rows)
-        for reader in self.followers:
-            reader.select(rows)
-
-    def fork(self, row: int, read: int) -> None:
-        """Keep nothing for later calls.
-
-        A layer's last states went to the next layer, which has read them.
-        """
-
     @torch.no_grad()
     def extend(self, tokens: list[LongTensor], parents: list[list[int]]) -> list[Tensor]:
         """Read guessed tokens by all layers but the first; as `Extend`.

@@ -74,10 +74,12 @@ class RaggedDrafting(Drafting):
         rows: the state of each text; empty, and no cache, before the first observation.
         masks: the masks of the rows, by kind of layer.
         columns: entries of the cache after the longest text, which hold the rows' nodes.
+        follower: a drafting whose features are this one's states; None: there is none.
     """
 
     ahead: ClassVar[int] = 0
     width: int = 0
+    follower: Any = None
 
     def __init__(self, model: Any, compiled_width: int = 0, num_slots: int = 0):
         self.model, self.compiled_width, self.num_slots = model, compiled_width, num_slots
@@ -102,9 +104,8 @@ class RaggedDrafting(Drafting):
         ]
         if not known:
             return
-        keys = known[0][1]
         fused = self.model.fuse(
-            {key: torch.cat([features[key] for _, features in known]) for key in keys}
+            {key: torch.cat([features[key] for _, features in known]) for key in known[0][1]}
         )
         counts = [len(next(iter(features.values()))) for _, features in known]
         for (row, _), new in zip(known, fused.split(counts), strict=True):
@@ -128,13 +129,9 @@ class RaggedDrafting(Drafting):
             row.nodes = []
 
     def join(self, other: Any) -> bool:
-        """Implement `Drafting.join`, if both have begun, and are not compiled.
-
-        Only calls of one drafter, target and number of guesses are asked to join.
-        """
-        if type(other) is not type(self) or self.compiled_width:
-            return False
-        if self.cache is None or other.cache is None:
+        """Implement `Drafting.join`, for calls that have begun and are not compiled."""
+        alike = type(other) is type(self) and not self.compiled_width
+        if not alike or self.cache is None or other.cache is None:
             return False
         for drafting in (self, other):
             drafting.settle()
@@ -142,7 +139,7 @@ class RaggedDrafting(Drafting):
         for kind, mask in self.masks.items():
             join_masks(mask, other.masks[kind])
         self.rows = self.rows + other.rows
-        return True
+        return self.follower is None or self.follower.join(other.follower)
 
     def select(self, rows: list[int]) -> None:
         """Implement `Drafting.select`; there is nothing to do before it has begun."""
@@ -153,10 +150,12 @@ class RaggedDrafting(Drafting):
         select_cache(self.cache, rows)
         for mask in self.masks.values():
             select_masks(mask, rows)
+        if self.follower is not None:
+            self.follower.select(rows)
 
     def fork(self, row: int, read: int) -> Drafting | None:
-        """Implement `Drafting.fork`."""
-        if self.cache is None or self.rows[row].begin > read:
+        """Implement `Drafting.fork`; a text whose states went on to a follower is not copied."""
+        if self.cache is None or self.follower is not None or self.rows[row].begin > read:
             return None
         forked, kept, length = copy.copy(self), self.rows[row], self.lengths[row]
         known = read + self.ahead

@@ -45,13 +45,9 @@ class Reader(RaggedDrafting):
         model: shared with other calls; nothing of it changes.
         config: options of its use; where they say so, rounds after the prompt are compiled.
         max_length: tokens of a row at most, for these.
-
-    Attributes:
-        follower: another reader, whose features are this one's states; None: there is none.
     """
 
     ahead = 1
-    follower: Reader | None = None
 
     def __init__(self, model: RowModel, config: SpeculationConfig, max_length: int):
         at_once = 1 if config.tree_size is None else width_on(model.stack.device)
