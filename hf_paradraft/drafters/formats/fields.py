@@ -24,7 +24,8 @@ NO_LAYERS = (
     "layers",
     "default: 2, L // 2 and L - 3 of the target's tuple of states, for none are named",
 )
-DSPINE = "dspine_config"
+DSPINE_PART = "dspine_config"
+LISTED = "eagle_aux_hidden_state_layer_ids"
 
 
 def markov_tensors(head: str) -> dict[str, str]:
@@ -116,7 +117,7 @@ def _refiner_size(said: Said) -> int:
 
 def _dspine(name: str, default: int) -> Any:
     """Make the field of one of DSpine's sizes; 0 for other drafters."""
-    return lambda said: (said.only(DSPINE, name) or default) if said.has("injection.") else 0
+    return lambda said: (said.only(DSPINE_PART, name) or default) if said.has("injection.") else 0
 
 
 def _with_markov(said: Said) -> bool:
@@ -143,7 +144,7 @@ BLOCKS = {
     "conv_kernel_size": key("conv_kernel_size", default=0),
     "conv_group_size": key("conv_group_size", default=0),
     "selector_rank": _rank("selector_rank", "selector."),
-    "selector_top_k": lambda said: said("selector_top_k") or said.only(DSPINE, "top_k") or 16,
+    "selector_top_k": lambda said: said("selector_top_k") or said.only(DSPINE_PART, "top_k") or 16,
     "refiner_rank": _rank("xpress_rank", "refiner."),
     "refiner_size": _refiner_size,
     "transfer_rank": _dspine("transfer_rank", 1024),
@@ -274,15 +275,14 @@ BLOCK_LAYOUT = Layout(
         "refiner_head.": "refiner.",
     },
 )
-INPUTS = "eagle_aux_hidden_state_layer_ids"
 EAGLE3_LAYOUT = Layout(
     "speculators",
     _is_speculators,
     {
         **EAGLE3_FIELDS,
-        "features": outputs(INPUTS, offset=-1),
+        "features": outputs(LISTED, offset=-1),
         "raw_target": _raw_target,
-        "notes": lambda said: [NO_LAYERS] if said(INPUTS) is None else [],
+        "notes": lambda said: [NO_LAYERS] if said(LISTED) is None else [],
     },
     described=layer_config,
     classes={

@@ -12,6 +12,7 @@ from .fields import (
     BLOCKS,
     EAGLE3_FIELDS,
     EAGLE3_LAYOUT,
+    LISTED,
     NO_LAYERS,
     block_size,
     markov_tensors,
@@ -48,7 +49,6 @@ DEEPSPECS = {
 # z-lab's and SpecForge's that name their layers at the top in some exports
 AT_TOP = "DFlashDraftModel", "DFlash2DraftModel", "DSparkDraftModel", "Qwen3XPressModel"
 MUSE = "muse_glimmer_assistant"
-LISTED = "eagle_aux_hidden_state_layer_ids"
 
 
 def spread(count: int, layers: int) -> tuple[int, ...]:
