@@ -33,14 +33,10 @@ def block_mask(anchors: LongTensor, length: int, block_size: int) -> BoolTensor:
         bool `(B, 1, A · block, N + A · block)`.
     """
     batch, count = anchors.shape
-    before = torch.arange(length, device=anchors.device) < anchors[..., None]  # (B, A, N)
-    itself = torch.eye(count, dtype=torch.bool, device=anchors.device)
-    blocks = (
-        itself.repeat_interleave(block_size, 0)
-        .repeat_interleave(block_size, 1)
-        .expand(batch, -1, -1)
-    )
-    return torch.cat([before.repeat_interleave(block_size, 1), blocks], dim=-1)[:, None]
+    block_of = torch.arange(count, device=anchors.device).repeat_interleave(block_size)
+    context = torch.arange(length, device=anchors.device) < anchors[:, block_of, None]
+    own_block = (block_of[:, None] == block_of).expand(batch, -1, -1)
+    return torch.cat([context, own_block], dim=-1)[:, None]
 
 
 class Blocks(torch.nn.Module):

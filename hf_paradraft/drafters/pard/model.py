@@ -221,11 +221,12 @@ class PardDrafter(SavedDrafter):
             ValueError: a model of this architecture cannot draft.
         """
         check_drafts(self)
-        if self.projection is not None:
-            return Reader(ProjectedFeatures(self, target), self.speculation_config, max_length)
-        masks = [self.mask_token_id] * (self.speculation_config.num_draft_tokens - 1)
-        rows = CausalRows(self, masks, self.mask_token_id)
-        return Reader(rows, self.speculation_config, max_length)
+        config, mask = self.speculation_config, self.mask_token_id
+        if self.projection is None:
+            rows = CausalRows(self, [mask] * (config.num_draft_tokens - 1), mask)
+        else:
+            rows = ProjectedFeatures(self, target)
+        return Reader(rows, config, max_length)
 
     def draft_logits(
         self,

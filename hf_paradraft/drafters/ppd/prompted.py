@@ -28,7 +28,7 @@ class PromptedDrafter(Drafter):
         last_stats: the statistics of the last `generate` call that it assisted, or None.
 
     Raises:
-        ValueError: no active PPD adapter, or several embeddings per prompt token.
+        ValueError: no PPD adapter, or several embeddings per prompt token.
     """
 
     kind = "ppd-drafter"
@@ -36,19 +36,15 @@ class PromptedDrafter(Drafter):
 
     def __init__(self, model: PeftModel, speculation_config: SpeculationConfig | None = None):
         self.model: PreTrainedModel = model.get_base_model()
-        embedding, config = prompt_embedding(self.model), model.active_peft_config
-        if embedding.prompts() is None:
-            raise ValueError("The model's PPD adapter is disabled: enable it first.")
+        embedding = prompt_embedding(self.model)
+        config, first = embedding.config(), embedding.num_embeddings
         if config.num_ensembles > 1:
             raise ValueError(
                 "As a drafter's, a PPD adapter has one embedding per prompt token, not "
                 f"{config.num_ensembles}."
             )
-        # Ids of the prompts, in their order; the first one also stands for ids that the model
-        # lacks.
-        self.prompts = [
-            embedding.num_embeddings + index for index in range(config.num_prompt_tokens)
-        ]
+        # Ids of the prompts; the first one also stands for ids that the model lacks.
+        self.prompts = list(range(first, first + config.num_prompt_tokens))
         self.most_drafts = config.num_prompt_tokens + 1
         self.speculation_config = speculation_config or SpeculationConfig(self.most_drafts)
         self.config, self.name_or_path = self.model.config, self.model.name_or_path
@@ -69,13 +65,13 @@ class PromptedDrafter(Drafter):
         """Begin a `generate` call of rows up to `max_length` tokens; its state is its own.
 
         Raises:
-            ValueError: it cannot draft; or its adapter is another than before.
+            ValueError: it cannot draft; or its adapter is disabled, or another than before.
         """
         prompts, config = prompt_embedding(self.model).prompts(), self.speculation_config
         if prompts is None or len(prompts) != len(self.prompts):
             raise ValueError(
-                "The model's PPD adapter was disabled or changed since this drafter was made: make "
-                "it anew."
+                "The model's PPD adapter is disabled, or another than this drafter's: enable its "
+                "own, or make it anew."
             )
         check_drafts(self.model)
         masks = self.prompts[: max(0, config.num_draft_tokens - 1)]
