@@ -199,7 +199,7 @@ def calibrate(
     """Count how often prompt tokens guess right, and save it with the adapter."""
     from ..drafters.ppd.training import calibrate_folder
 
-    adapted = calibrate_folder(adapter, eval_file, target, max_length, dtype.chosen)
+    adapted = calibrate_folder(adapter, eval_file, target, max_length, **dtype.placement)
     right = Table("distance", *(f"rank {rank}" for rank in range(1, 6)), title="Right guesses, %")
     for distance, rates in enumerate(adapted.active_peft_config.accuracy, 1):
         right.add_row(str(distance), *(f"{100 * rate:.1f}" for rate in rates[:5]))

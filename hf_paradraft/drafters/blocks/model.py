@@ -90,7 +90,7 @@ class DFlashDrafter(FeatureDrafter):
         own_head: bool = False,
     ):
         self.begin_as(config, vocabulary, own_embedding, own_head)
-        self.windows = attention_windows(self.stack) or {}
+        self.windows = attention_windows(self.stack)
         if len(self.windows) > 1 and config.layers.model_type == LLAMA:
             raise ValueError(
                 f"This {self.title} has layers of Llama with and without windows, which are not "

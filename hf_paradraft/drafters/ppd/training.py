@@ -196,7 +196,7 @@ def calibrate_folder(
     data: str | Path,
     model: str | Path | None = None,
     max_length: int = 512,
-    dtype: torch.dtype = torch.float32,
+    **loading: Any,
 ) -> PeftModel:
     """Calibrate the adapter in a folder, as `paradraft calibrate` does.
 
@@ -205,7 +205,7 @@ def calibrate_folder(
         data: JSON lines or a Hub dataset, as for `load_rows`.
         model: the base model, folder or Hub id; default: the one the adapter names.
         max_length: the most tokens of a sample.
-        dtype: the base model's dtype.
+        loading: the base model's `dtype` and `device_map`, as for `open_model`.
 
     Returns:
         The base model with the calibrated adapter.
@@ -222,8 +222,7 @@ def calibrate_folder(
     check_context(config_of(name), max_length)
     tokenizer = open_tokenizer(name)
     samples = encode_rows(load_rows(data), tokenizer, max_length)
-    placement: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
-    adapted = PeftModel.from_pretrained(open_model(name, dtype=dtype, **placement), str(folder))
+    adapted = PeftModel.from_pretrained(open_model(name, **loading), str(folder))
     file = folder / "adapter_config.json"
     write_json(file, {**read_json(file), "accuracy": calibrate(adapted, samples)})
     return adapted
