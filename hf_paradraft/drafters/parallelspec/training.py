@@ -46,7 +46,7 @@ class ParallelSpecTrainer(RowTrainer):
     ) -> Tensor:
         """Implement `RowTrainer.row_losses`."""
         drafter: ParallelSpecDrafter = self.model
-        states = features = None
+        features = None
         if drafter.reads_features or self.loss == "tv":
             text = inputs["depths"] == 0  # whose rows come first
             states = self.states(inputs["input_ids"][:, text.any(0)], text.sum(1))
@@ -57,18 +57,16 @@ class ParallelSpecTrainer(RowTrainer):
             features = F.pad(states["normed"][:, :-1].to(drafter.dtype), (0, 0, 1, masks))
         logits, guessed = model(**inputs, columns=columns, features=features)
         losses = cross_entropy(logits, labels)
-        if states is not None:
-            learned = (labels != IGNORED).nonzero(as_tuple=True)
-            rows, places = learned[0], inputs["position_ids"][:, columns][learned]
-            if self.loss == "tv":
-                rejected = rejection(
-                    logits[learned], self.states.probabilities(states, rows, places)
-                )
-                losses = losses.index_put(learned, mixed("tv", losses[learned], rejected))
-            if drafter.reads_features:
-                wanted = states["normed"][rows, places].float()
-                near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
-                losses = losses.index_put(learned, near, accumulate=True)
+        learned = (labels != IGNORED).nonzero(as_tuple=True)
+        rows, places = learned[0], inputs["position_ids"][:, columns][learned]
+        if self.loss == "tv":
+            target = self.states.probabilities(states, rows, places)
+            mix = mixed("tv", losses[learned], rejection(logits[learned], target))
+            losses = losses.index_put(learned, mix)
+        if drafter.reads_features:
+            wanted = states["normed"][rows, places].float()
+            near = F.smooth_l1_loss(guessed[learned].float(), wanted, reduction="none").mean(-1)
+            losses = losses.index_put(learned, near, accumulate=True)
         return losses * self.decay ** depths.clamp(min=0)
 
 
