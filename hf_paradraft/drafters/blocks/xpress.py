@@ -96,7 +96,7 @@ class XPressDrafter(DFlashDrafter):
         first = rows.new_zeros(len(rows), refiner.mix_l.shape[0])
         # the newest token's own row stands after the token before it
         if skipped := int(self.config.fill_in):
-            first[0] = refiner.enter(rows[:1], text[-2:][:1])[0]
+            first[0] = refiner.enter(rows[:1], text[:1])[0]
 
         def bias(
             depths: LongTensor, tokens: LongTensor, memories: list[Any]
