@@ -3,8 +3,7 @@
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -95,18 +94,15 @@ def check_ids(rows: Mapping[str, Any] | None, model: PreTrainedModel) -> None:
             )
 
 
-@names_folder
 def config_of(name: str | Path) -> PreTrainedConfig:
     """Load the config of a causal LM from a folder, the Hub or a `.gguf` file.
 
     Raises:
         OSError, ValueError: nothing readable there.
     """
-    with _reading(name) as (folder, file):
-        return AutoConfig.from_pretrained(folder, **file, trust_remote_code=False)
+    return _load(AutoConfig, name)
 
 
-@names_folder
 def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a causal LM from a folder, the Hub or a `.gguf` file.
 
@@ -116,8 +112,7 @@ def open_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     found = (any(Path(name).glob(pattern)) for pattern in TOKENIZERS)
     if Path(name).is_dir() and not any(found):
         raise OSError(f"{name} has no tokenizer ({', '.join(TOKENIZERS)}): save the model's there.")
-    with _reading(name) as (folder, file):
-        return AutoTokenizer.from_pretrained(folder, **file, trust_remote_code=False)
+    return _load(AutoTokenizer, name)
 
 
 @names_folder
@@ -134,15 +129,13 @@ def open_model(name: str | Path, *, whole: bool = False, **loading: Any) -> PreT
         OSError, ValueError: nothing loadable there, a damaged file, missing weights, or a packed
             file that cannot be read.
     """
-    with _reading(name) as (folder, file):
-        if file and whole:
-            loading["quantization_config"] = GgufConfig(dequantize=True)
-        elif file:
-            loading["dtype"] = torch.float32
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder, **loading, **file, trust_remote_code=False, output_loading_info=True
-        )
-    if not file and find_adapter_config_file(name) is None:
+    packed = is_packed(name)
+    if packed and whole:
+        loading["quantization_config"] = GgufConfig(dequantize=True)
+    elif packed:
+        loading["dtype"] = torch.float32
+    model, info = _load(AutoModelForCausalLM, name, output_loading_info=True, **loading)
+    if not packed and find_adapter_config_file(name) is None:
         refuse_missing(info, type(model).__name__, name)
     return model.eval()
 
@@ -157,11 +150,16 @@ def open_fast(name: str | Path, **loading: Any) -> PreTrainedModel:
     return open_model(name, dtype=dtype, **loading)
 
 
-@contextmanager
-def _reading(name: str | Path) -> Iterator[tuple[str | Path, dict[str, str]]]:
-    """Yield the folder of a model, and the argument that names a packed file in it, if it is one.
+@names_folder
+def _load(kind: Any, name: str | Path, **loading: Any) -> Any:
+    """Load a config, a tokenizer or a model from a folder, the Hub or a `.gguf` file.
 
-    Errors of the block, which transformers raises of many kinds, become sentences.
+    Errors, which transformers raises of many kinds, become sentences.
+
+    Args:
+        kind: the class of transformers that chooses by what is there.
+        name: the name of the folder, the repository or the file.
+        loading: further arguments of `from_pretrained`.
 
     Raises:
         OSError, ValueError: nothing is there, or it cannot be read.
@@ -170,8 +168,11 @@ def _reading(name: str | Path) -> Iterator[tuple[str | Path, dict[str, str]]]:
     # as a name on the Hub, such a path would only be an odd one
     if str(name).startswith(("/", "./", "../", "~")) and not Path(name).exists():
         raise OSError(f"There is no folder {name}.")
+    folder = Path(name).parent if packed else name
+    if packed:
+        loading["gguf_file"] = Path(name).name
     try:
-        yield (Path(name).parent, {"gguf_file": Path(name).name}) if packed else (name, {})
+        return kind.from_pretrained(folder, **loading, trust_remote_code=False)
     except SafetensorError as error:
         raise OSError(
             f"a weights file is truncated or damaged ({error}): download or save it again."
