@@ -323,9 +323,9 @@ class Server:
                 if index not in done
             }
             failure: BaseException | None = None
-            # until one is answered: it may be the call that is wrong, or the server has changed
-            refused: list[tuple[int, dict[str, Any]]] = []
-            answered_one = not done.isdisjoint(rows) or (bool(done) and len(rows) < MANY)
+            refused: list[int] = []
+            # if all are refused, it may be the call that is wrong, or the server has changed
+            takes_prompts = not done.isdisjoint(rows) or (bool(done) and len(rows) < MANY)
             try:
                 for future in as_completed(asked):
                     if future.cancelled():
@@ -335,25 +335,25 @@ class Server:
                         failure = failure or error
                         for other in asked:
                             other.cancel()
-                        continue
-                    row, accepted = future.result()
-                    refused.append((asked[future], row))
-                    answered_one = answered_one or accepted
-                    if answered_one:
-                        yield from refused
-                        refused = []
+                    elif (row := future.result()) is None:
+                        refused.append(asked[future])
+                    else:
+                        takes_prompts = True
+                        yield asked[future], row
             finally:
                 pool.shutdown(cancel_futures=True)
-            if failure is not None:
-                raise failure
-            if refused:
-                raise OSError(
-                    f"{self.base_url} refuses every prompt, as the warnings say: look at --target "
-                    "and the options."
-                )
+        if failure is not None:
+            raise failure
+        if refused and not takes_prompts:
+            raise OSError(
+                f"{self.base_url} refuses every prompt, as the warnings say: look at --target "
+                "and the options."
+            )
+        for index in refused:
+            yield index, answered(rows[index], {"content": ""}, False)
 
-    def _ask(self, index: int, row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
-        """Ask for one answer: the answered row, and whether the server took the prompt."""
+    def _ask(self, index: int, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Ask for one answer, and make its row; None if the server refuses the prompt."""
         turns: Any = [
             {name: turn[name] for name in SENT if name in turn} for turn in row["messages"]
         ]
@@ -388,7 +388,7 @@ class Server:
             logger.warning(
                 "%s refuses prompt %d: %s", self.base_url, index + 1, self._reason(error)
             )
-            return answered(row, {"content": ""}, False), False
+            return None
         except Exception as error:  # a foreign server fails in many ways
             raise OSError(
                 f"{self.base_url.rstrip('/')}/chat/completions did not answer prompt {index + 1} "
@@ -397,7 +397,7 @@ class Server:
         # all of its tokens may have gone into thoughts
         whole = reason in ("stop", "tool_calls") and bool(text or calls)
         more = {name: value for name, value in said.items() if value}
-        return answered(row, {"content": text, **more}, whole), True
+        return answered(row, {"content": text, **more}, whole)
 
     def _reason(self, error: Exception) -> str:
         """Describe in some words why a request failed."""
