@@ -50,7 +50,8 @@ def option(help: str, default: Any = MISSING, *, read: bool = False, **bounds: f
     Args:
         help: one line, for the command line and the docs.
         default: none if it has to be given.
-        read: whether it names a source of the run, which must not be written to.
+        read: whether it names a source of the run, which must not be written to; a kind's first is
+            the model that the run begins with, whose tokenizer it takes.
         bounds: the bounds of its number, by names in `BOUNDS`.
     """
     return field(default=default, metadata={"help": help, "read": read, "bounds": bounds})
@@ -126,11 +127,6 @@ class TrainingOptions(ABC):
         self.output_dir = Path(self.output_dir)
 
     @property
-    @abstractmethod
-    def source(self) -> str:
-        """The model that the run begins with, whose tokenizer it takes: a folder or a Hub id."""
-
-    @property
     def defaults(self) -> dict[str, Any]:
         """The paper's values for arguments of the trainer that are no options here."""
         return {}
@@ -179,7 +175,7 @@ class TrainingOptions(ABC):
     def open_model(
         self, tokenizer: PreTrainedTokenizerBase, device: torch.device
     ) -> PreTrainedModel:
-        """Load the model of `source`: the one to train, or a drafter's frozen target."""
+        """Load the model that the run begins with: the one to train, or a drafter's target."""
 
     @classmethod
     def check_drafter(cls, drafter: Any) -> None:
@@ -283,7 +279,7 @@ def train(kind: type[TrainingOptions], **options: Any) -> Any:
     arguments = TrainingArguments(**{**common, **run.defaults, **passed, **more})
     if arguments.save_strategy == "best":  # a trainer does not say where it will write
         raise ValueError("save_strategy is 'best', and has to be steps, epoch or no.")
-    tokenizer = open_tokenizer(run.source)
+    tokenizer = open_tokenizer(sources[0])
     train_set = encode_rows(load_rows(run.train_file), tokenizer, run.max_length)
     eval_set = (
         encode_rows(load_rows(run.eval_file), tokenizer, run.max_length) if run.eval_file else None

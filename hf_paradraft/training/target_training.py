@@ -71,11 +71,6 @@ class TargetTraining(TrainingOptions):
         if self.cache_dir is not None:
             self.cache_dir = Path(self.cache_dir)
 
-    @property
-    def source(self) -> str:
-        """Implement `TrainingOptions.source`."""
-        return self.target
-
     def check(self) -> None:
         """Implement `TrainingOptions.check`."""
         super().check()

@@ -114,11 +114,6 @@ class PardTraining(TrainingOptions):
     lr_scheduler_type: str = option("Schedule: cosine, linear, constant, …", "linear")
 
     @property
-    def source(self) -> str:
-        """Implement `TrainingOptions.source`."""
-        return self.model
-
-    @property
     def defaults(self) -> dict[str, Any]:
         """The paper's; and fp32 but on a GPU."""
         bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()

@@ -124,11 +124,6 @@ class PpdTraining(TrainingOptions):
     per_device_train_batch_size: int = option("Samples of a forward.", 4, least=1)
     learning_rate: float = option("Peak learning rate.", 1e-2, above=0)
 
-    @property
-    def source(self) -> str:
-        """Implement `TrainingOptions.source`."""
-        return self.target
-
     def check(self) -> None:
         """Implement `TrainingOptions.check`."""
         super().check()
