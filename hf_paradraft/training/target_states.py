@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import BoolTensor, LongTensor, Tensor
+from torch import LongTensor, Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -37,19 +37,25 @@ ROWS = 256  # rows whose logits over all tokens are held at once
 
 @torch.no_grad()
 def states_of(
-    target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, seen: BoolTensor
-) -> dict[FeatureKey, Tensor]:
+    target: PreTrainedModel, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor
+) -> dict[Any, Tensor]:
     """Compute the target's hidden states of texts, by key, `(B, N, hidden)`, without its head.
+
+    The target reads rows of a width that is a multiple of `SHAPES`, or its context.
 
     Args:
         target: the frozen target.
         keys: the wanted states.
         ids: int64 `(B, N)`, padded on the right.
-        seen: bool `(B, N)`, False for padding.
+        lengths: int64 `(B,)`.
     """
+    width, context = ids.shape[1], learned_context(target)
+    padded = width + -width % SHAPES
+    ids = F.pad(ids, (0, (padded if context is None else min(padded, context)) - width))
+    seen = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     with Features(target, keys) as features:
         decoder_of(target)(input_ids=ids, attention_mask=seen.long(), use_cache=False)
-        return dict(features.rows)
+        return {key: states[:, :width] for key, states in features.rows.items()}
 
 
 class TargetStates:
@@ -131,7 +137,7 @@ class TargetStates:
             lengths: int64 `(B,)`.
         """
         if self.folder is None:
-            return self._states(self.keys, ids, lengths)
+            return states_of(self.target, self.keys, ids, lengths)
         files = [
             _file_of(self.folder, row[:length])
             for row, length in zip(ids, lengths.tolist(), strict=True)
@@ -140,7 +146,7 @@ class TargetStates:
         texts = [_read(file, names) if file.exists() else None for file in files]
         if missing := [row for row, text in enumerate(texts) if text is None]:
             some, longest = lengths[missing], int(lengths[missing].max())
-            states = self._states(self.stored_keys, ids[missing, :longest], some)
+            states = states_of(self.target, self.stored_keys, ids[missing, :longest], some)
             for row, text in zip(missing, self._by_text(states, some.tolist()), strict=True):
                 self._keep(files[row], text)
                 texts[row] = text
@@ -215,21 +221,6 @@ class TargetStates:
             {str(key): value[row, :length].cpu().contiguous() for key, value in states.items()}
             for row, length in enumerate(lengths)
         ]
-
-    def _states(
-        self, keys: Sequence[FeatureKey], ids: LongTensor, lengths: LongTensor
-    ) -> dict[Any, Tensor]:
-        """Compute states by key, `(B, N, hidden)`, in a forward of padded width.
-
-        The width is a multiple of `SHAPES`, or the target's context.
-        """
-        width, context = ids.shape[1], learned_context(self.target)
-        padded = width + -width % SHAPES
-        ids = F.pad(ids, (0, (padded if context is None else min(padded, context)) - width))
-        states = states_of(
-            self.target, keys, ids, torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        )
-        return {key: value[:, :width] for key, value in states.items()}
 
     def _keep(self, file: Path, tensors: dict[str, Tensor]) -> None:
         """Write a text's states, whole or not at all, where there is room for them."""

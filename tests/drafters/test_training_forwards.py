@@ -70,7 +70,7 @@ def test_training_rows_are_what_is_drafted(style):
     )
     batch.pop("labels")
     text = torch.tensor([ids])
-    states = states_of(target, ("normed",), text, torch.ones_like(text, dtype=torch.bool))["normed"]
+    states = states_of(target, ("normed",), text, torch.tensor([len(ids)]))["normed"]
     features = None
     if style == "eagle":
         features = torch.zeros((*batch["input_ids"].shape, 32))
@@ -108,8 +108,7 @@ def test_training_blocks_are_what_is_drafted(kind):
     batch = AnchorCollator(4, 3)(
         [{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}]
     )
-    seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
-    states = states_of(target, drafter.features, batch["input_ids"], seen)
+    states = states_of(target, drafter.features, batch["input_ids"], batch["lengths"])
     guesses = Blocks(drafter)(batch, states)
     assert (batch["labels"] != -100).any()
     for row, length in ((0, 10), (1, 6)):
@@ -118,9 +117,7 @@ def test_training_blocks_are_what_is_drafted(kind):
                 assert (batch["labels"][row, index] == -100).all()
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
-            given = states_of(
-                target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
-            )
+            given = states_of(target, drafter.features, text, torch.tensor([text.shape[1]]))
             whole = block_states(
                 drafter, text, {key: states[:, :-1] for key, states in given.items()}
             )
@@ -178,9 +175,8 @@ def test_training_steps_are_what_is_drafted():
     batch = AnchorCollator(4, 3)(
         [{"input_ids": ids, "labels": ids}, {"input_ids": ids[:6], "labels": [-100] * 3 + ids[3:6]}]
     )
-    seen = torch.arange(batch["input_ids"].shape[1]) < batch["lengths"][:, None]
     guesses = Unrolled(drafter, drafter, 3)(
-        batch, states_of(target, drafter.features, batch["input_ids"], seen)
+        batch, states_of(target, drafter.features, batch["input_ids"], batch["lengths"])
     )
     checked = 0
     for row in range(2):
@@ -188,9 +184,7 @@ def test_training_steps_are_what_is_drafted():
             if anchor < 0:
                 continue
             text = batch["input_ids"][row : row + 1, : anchor + 1]
-            given = states_of(
-                target, drafter.features, text, torch.ones_like(text, dtype=torch.bool)
-            )
+            given = states_of(target, drafter.features, text, torch.tensor([text.shape[1]]))
             drafting = drafter.drafting(hf_paradraft.SpeculationConfig(), 0)
             logits = drafting.logits_after_texts(
                 text, {key: states[:, :-1] for key, states in given.items()}, 1
