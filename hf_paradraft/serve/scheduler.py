@@ -223,7 +223,13 @@ class Scheduler:
         begun = monotonic()
         while (job := self._next()) is not None and monotonic() - begun <= READ_SECONDS:
             try:
-                goes_on = self._read_piece(job)
+                if job.batch is None:
+                    if self.prefixes.would_help(job.ids, [one.ids for one in self.ready]):
+                        self._join()
+                    self._open(job)
+                rest = job.rest
+                goes_on = job.batch.read_piece()
+                self.num_read += rest - (job.rest if goes_on else 0)
             except Exception as error:  # the others go on
                 self.entering.remove(job)
                 self._fail([job], error)
@@ -245,17 +251,6 @@ class Scheduler:
         begun = [job for job in entering if job.batch is not None]
         able = entering if len(begun) < self.places else begun
         return min(able, key=lambda job: job.since + job.rest, default=None)
-
-    def _read_piece(self, job: Job) -> bool:
-        """Read a piece of a request's prompt, and tell whether it was not the last one."""
-        if job.batch is None:
-            if self.prefixes.would_help(job.ids, [one.ids for one in self.ready]):
-                self._join()
-            self._open(job)
-        rest = job.rest
-        goes_on = job.batch.read_piece()
-        self.num_read += rest - (job.rest if goes_on else 0)
-        return goes_on
 
     def _make_ready(self, job: Job) -> None:
         """Put a request among those that are read next; read them where they fill a forward."""
