@@ -111,11 +111,13 @@ def run(
     Returns:
         The new tokens, int64 `(rows, new)`, on the CPU, and the measurement without `same`.
     """
+    inputs = _inputs(batch, pad_token_id or 0, target.device)
     arguments = {
-        **_inputs(batch, pad_token_id or 0, target.device),
+        **inputs,
         **sampling(temperature),
         **({} if pad_token_id is None else {"pad_token_id": pad_token_id}),
         "max_new_tokens": settings.max_new_tokens,
+        "stop_strings": None,  # they would need the tokenizer
     }
     forwards = 0
 
@@ -135,7 +137,7 @@ def run(
     finally:
         if handle is not None:
             handle.remove()
-    output = output[:, arguments["input_ids"].shape[1] :].cpu()
+    output = output[:, inputs["input_ids"].shape[1] :].cpu()
     seconds = perf_counter() - started
     ends = end_tokens(target)
     tokens = sum(len(until_end(row, ends)[0]) for row in output.tolist())
