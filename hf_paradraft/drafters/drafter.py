@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -40,7 +39,7 @@ from .formats.values import check_dtype, provenance_of
 OF_TARGET = dict.fromkeys(("device_map", "attn_implementation", "quantization_config"))
 
 
-class SavedDrafter(Drafter, ABC):
+class SavedDrafter(Drafter):
     """A kind of drafter with files.
 
     One that is an `nn.Module` says how its folder is read and which config and tensors are written
@@ -48,6 +47,7 @@ class SavedDrafter(Drafter, ABC):
     `write`).
 
     Attributes:
+        model_types: the `model_type`s that its configs name, if these tell the kind.
         template: the template of its model card, in `hub_cards/`.
         about: its work in a clause for that card, after "it".
         made_from: the key of its training's record for the model that it came of.
@@ -60,6 +60,7 @@ class SavedDrafter(Drafter, ABC):
         packed: whether its matrices are quantised, so that they cannot be saved.
     """
 
+    model_types: ClassVar[tuple[str, ...]] = ()
     template: ClassVar[str] = "drafter.jinja"
     about: ClassVar[str] = "guesses tokens"
     made_from: ClassVar[str] = "target"
@@ -71,12 +72,12 @@ class SavedDrafter(Drafter, ABC):
     packed: bool = False
 
     @classmethod
-    @abstractmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Tell whether a folder with a config holds a drafter of this kind.
+        """Tell whether a folder with a config holds a drafter of this kind, by its `model_type`.
 
         Of all kinds at most one may say so.
         """
+        return folder.config.get("model_type") in cls.model_types
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder) -> Self:

@@ -197,8 +197,9 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by config and tensors, as `identify` reads them."""
-        return folder.identified in (cls.title, *cls.also_known_as)
+        """Implement `SavedDrafter.recognises`, or by config and tensors, as `identify` has it."""
+        known = folder.identified in (cls.title, *cls.also_known_as)
+        return known or super().recognises(folder)
 
     def contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Implement `SavedDrafter.contents`, in the speculators layout, which vLLM reads.

@@ -21,8 +21,6 @@ from .formats.files import load_model, save_model
 from .formats.folder import DrafterFolder
 from .reading.context import ContextDrafting, KeyValueDrafter
 
-MODEL_TYPES = ("gemma4_assistant", "gemma4_unified_assistant")
-
 
 class Gemma4Drafting(ContextDrafting):
     """One call's drafting, in which no row sees a guessed token.
@@ -111,6 +109,7 @@ class Gemma4Drafter(KeyValueDrafter):
 
     kind = "gemma4"
     title = "Gemma 4 assistant"
+    model_types = ("gemma4_assistant", "gemma4_unified_assistant")
     about = "queries the target's own keys and values, and guesses one token after the other"
     fits = "transformers, vLLM and SGLang, with its Gemma 4 target"
 
@@ -128,11 +127,6 @@ class Gemma4Drafter(KeyValueDrafter):
         }
 
     @classmethod
-    def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by the `model_type` that its config names."""
-        return folder.config.get("model_type") in MODEL_TYPES
-
-    @classmethod
     def load_folder(cls, folder: DrafterFolder, **kwargs: Any) -> Self:
         """Load the assistant in a folder.
 
@@ -146,7 +140,7 @@ class Gemma4Drafter(KeyValueDrafter):
         if not cls.recognises(folder):
             raise ValueError(
                 f"{folder} holds no {cls.title}: its model_type is none of "
-                f"{', '.join(MODEL_TYPES)}."
+                f"{', '.join(cls.model_types)}."
             )
         model = load_model(folder.path, **kwargs)
         _check_centroids(model, folder.path)

@@ -46,6 +46,7 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
     config_class = ParallelSpecConfig
     config: ParallelSpecConfig
     title = "ParallelSpec drafter"
+    model_types = (ParallelSpecConfig.model_type,)
     training_options = "ParallelSpecTraining"
 
     def __init__(self, config: ParallelSpecConfig, vocabulary: LongTensor | None = None):
@@ -63,11 +64,6 @@ class ParallelSpecDrafter(FeatureDrafter, RowModel):
         self.most_drafts = config.num_masks + 1
         self.speculation_config = SpeculationConfig(self.most_drafts)
         self.eval()
-
-    @classmethod
-    def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, by the `model_type` of its config."""
-        return folder.config.get("model_type") == ParallelSpecConfig.model_type
 
     @classmethod
     def read_folder(cls, folder: DrafterFolder) -> ParallelSpecDrafter:
