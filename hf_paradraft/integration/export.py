@@ -11,11 +11,10 @@ from torch import nn
 
 from ..drafters import kind_of
 from ..drafters.feature_drafter import FeatureDrafter
-from ..drafters.formats.folder import DrafterFolder
+from ..drafters.formats.folder import DrafterFolder, find_folder
 from ..drafters.formats.layout import PARD2
 from ..drafters.pard.model import PardDrafter
 from ..drafters.pard.pard2 import FILE, PICKLE
-from ..files import FILES, local_folder
 from ..training.output import NEW, replace_model
 from ..training.target import config_of, is_packed, open_model, open_tokenizer, refuse_packed
 
@@ -67,7 +66,7 @@ def export(
                 "--format and --target."
             )
         return _unpack(source, output)
-    folder = DrafterFolder(local_folder(source, {}, (*FILES, "*.bin")))
+    folder = find_folder(source, {})
     kind = kind_of(folder)
     if issubclass(kind, PardDrafter):
         return _export_pard(kind, folder, output, engine, target, pad)
