@@ -84,23 +84,18 @@ class PpdTrainer(ResumableTrainer):
 
         At distance `i` (from 1), it is the first guess (`@i_top1`) or among five (`@i_top5`).
         """
-        model = self.model.eval()
-        losses, hits = [], []
+        losses, found = [], []
         for inputs in self.get_eval_dataloader(eval_dataset):
             inputs = self._prepare_inputs(inputs)
-            loss, (guesses, teachers) = self.compute_loss(model, inputs, return_outputs=True)
+            loss, (guesses, teachers) = self.compute_loss(self.model, inputs, return_outputs=True)
             losses.append(loss)
-            top = guesses.topk(min(5, guesses.shape[-1]), dim=-1).indices == teachers.argmax(
-                -1, keepdim=True
-            )
-            hits.append(torch.stack([top[..., 0], top.any(-1)], dim=-1).float())
-        rates = torch.cat(hits).mean(0).tolist() if sum(map(len, hits)) else []
+            best = guesses.topk(min(5, guesses.shape[-1]), dim=-1).indices
+            found.append((best == teachers.argmax(-1, keepdim=True)).float())
         metrics = {f"{metric_key_prefix}_loss": torch.stack(losses).mean().item()}
-        for distance, (first, five) in enumerate(rates, 1):
-            metrics |= {
-                f"{metric_key_prefix}_@{distance}_top1": first,
-                f"{metric_key_prefix}_@{distance}_top5": five,
-            }
+        points = torch.cat(found)  # (T, m, 5)
+        for distance, hits in enumerate(points.unbind(1) if len(points) else (), 1):
+            metrics[f"{metric_key_prefix}_@{distance}_top1"] = hits[:, 0].mean().item()
+            metrics[f"{metric_key_prefix}_@{distance}_top5"] = hits.sum(-1).mean().item()
         self.log(dict(metrics))
         return metrics
 
