@@ -120,7 +120,7 @@ MUTATIONS = [
     ),
     (
         "decoding/growing.py",
-        "self.indices[self.parents[node]]",
+        "self.read[self.parents[node]]",
         "-1",
         ["tests/drafters/test_kinds.py", "tests/drafters/test_small_kinds.py"],
     ),

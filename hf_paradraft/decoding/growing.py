@@ -42,13 +42,15 @@ class GrowingTree:
         parents, tokens, depths, scores: one entry for the root and every node that was ever in the
             tree, in the order in which it came in; a score is the log-chance of the whole path.
         chosen: the tree's nodes, most probable first, so parents before children.
+        read: the nodes whose children are known, by the order in which they were read: the root is
+            -1, others count from 0.
     """
 
     def __init__(self, num_nodes: int, depth: int):
         self.num_nodes, self.depth = num_nodes, depth
         self.parents, self.tokens, self.depths, self.scores = [-1], [-1], [0], [0.0]
         self.chosen: list[int] = []
-        self.read = {ROOT}
+        self.read: dict[int, int] = {}
 
     def grow(self, nodes: list[int], scores: ndarray, tokens: ndarray) -> None:
         """Add the children of nodes to the tree, and keep its N most probable nodes.
@@ -59,7 +61,8 @@ class GrowingTree:
                 -inf for a missing child.
             tokens: int64 `(n, r)`, the children's tokens.
         """
-        self.read.update(nodes)
+        for node in nodes:
+            self.read[node] = len(self.read) - 1
         ranks = scores.shape[1]
         paths = (scores + numpy.array([self.scores[node] for node in nodes])[:, None]).ravel()
         full = len(self.chosen) >= self.num_nodes
@@ -150,8 +153,6 @@ class GrowingDraft(GrowingTree):
         self.ranks = size or 1
         self.q: dict[int, Tensor] = {}  # by node, its children's distribution, float32 (V,)
         self.states: dict[int, Any] = {-1: None}  # of the bias, by node; None before the root
-        # by node that the drafter has read, its index in the drafter's order
-        self.indices: dict[int, int] = {ROOT: -1}
 
     @property
     def promised(self) -> float:
@@ -166,16 +167,10 @@ class GrowingDraft(GrowingTree):
         worth = [node for node in self.unread() if exp(self.scores[node]) >= self.least]
         return worth if self.guess.extend is None else worth[: width_on(self.guess.logits.device)]
 
-    def asked(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
-        """Record that the drafter reads `nodes` next.
-
-        Returns:
-            Their tokens and parents, as the drafter's `extend` takes them.
-        """
-        for node in nodes:
-            self.indices[node] = len(self.indices) - 1
+    def question(self, nodes: list[int]) -> tuple[LongTensor, list[int]]:
+        """List the tokens and parents of `nodes`, as the drafter's `extend` takes them."""
         tokens = torch.tensor([self.tokens[node] for node in nodes], dtype=torch.long, device="cpu")
-        return tokens, [self.indices[self.parents[node]] for node in nodes]
+        return tokens, [self.read[self.parents[node]] for node in nodes]
 
     def expand(self, nodes: list[int]) -> None:
         """Add the children of nodes, or of the root, to the tree.
@@ -289,10 +284,11 @@ def grow(
             for sequence, nodes in wanted.items():
                 drafts[sequence].expand(nodes)
         else:
-            asked = [(torch.zeros(0, dtype=torch.long, device="cpu"), list[int]())] * count
+            nothing = torch.zeros(0, dtype=torch.long, device="cpu"), list[int]()
+            questions = [nothing] * count
             for sequence, nodes in wanted.items():
-                asked[sequence] = drafts[sequence].asked(nodes)
-            logits = ask(extend, *map(list, zip(*asked, strict=True)))
+                questions[sequence] = drafts[sequence].question(nodes)
+            logits = ask(extend, *map(list, zip(*questions, strict=True)))
             for sequence, nodes in wanted.items():
                 if nodes:
                     drafts[sequence].add_children(nodes, logits[sequence][: len(nodes)])
