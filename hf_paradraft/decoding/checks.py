@@ -49,23 +49,22 @@ IDS_ALONE = {*CACHE_NAMES, "attention_mask", "position_ids", "use_cache", "logit
 MORE_THAN_IDS = ("pixel", "inputs_embeds", "mm_encoder_outputs", "input_features")
 
 
-def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
-    """Tell whether a call has images, sound or embeddings as inputs.
-
-    It does if an argument with such a name is not empty.
-    """
-    return any(
-        holds_something(value) and any(part in name for part in MORE_THAN_IDS)
-        for name, value in model_kwargs.items()
-    )
-
-
-def holds_something(value: Any) -> bool:
-    """Tell whether an argument is there, and is not an empty mapping.
+def beyond_ids(model_kwargs: Mapping[str, Any]) -> set[str]:
+    """List the arguments of a call that bring something next to its ids.
 
     Some models are handed empty mappings for images that a call does not have.
     """
-    return value is not None and not (isinstance(value, Mapping) and not value)
+    given = {
+        name
+        for name, value in model_kwargs.items()
+        if value is not None and not (isinstance(value, Mapping) and not value)
+    }
+    return given - IDS_ALONE
+
+
+def more_than_ids(model_kwargs: dict[str, Any]) -> bool:
+    """Tell whether a call has images, sound or embeddings as inputs, by its arguments' names."""
+    return any(part in name for name in beyond_ids(model_kwargs) for part in MORE_THAN_IDS)
 
 
 def context_of(model: PreTrainedModel) -> int:

@@ -14,7 +14,7 @@ from transformers import Cache, DynamicLayer
 from .batch import Batch
 from .cache import RaggedCache
 from .call import Call
-from .checks import IDS_ALONE, holds_something
+from .checks import beyond_ids
 from .group import Group
 from .tree_attention import TreeAttention
 from .verify import Verifier
@@ -104,8 +104,7 @@ def leave_early(batch: Batch) -> None:
 
 def _holds_ids_alone(verifier: Verifier) -> bool:
     """Tell whether rows may come and go: the cache is dynamic, and only ids are by row."""
-    given = {name for name, value in verifier.model_kwargs.items() if holds_something(value)}
-    return verifier.cache.num_slots is None and given <= IDS_ALONE
+    return verifier.cache.num_slots is None and not beyond_ids(verifier.model_kwargs)
 
 
 def _count(batch: Batch) -> None:

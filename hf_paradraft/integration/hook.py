@@ -30,10 +30,10 @@ from ..admission import admit, check_decoder_only, check_positions, is_drafter
 from ..decoding import loop
 from ..decoding.checks import (
     ASKED,
-    IDS_ALONE,
     STATES,
     Asked,
     Refused,
+    beyond_ids,
     more_than_ids,
     postpone_max_time,
 )
@@ -115,8 +115,7 @@ def _decode(
     check_same_tokenizer(model, drafter, *tokenizers)
     check_positions(model, input_ids.shape[1], generation_config.max_length, kwargs)
     # other inputs than a text decide how a target reads, and one look cannot know them
-    others = kwargs.keys() - IDS_ALONE - {"inputs_embeds"}
-    if any(kwargs.get(name) is not None for name in others):
+    if beyond_ids(kwargs) - {"inputs_embeds"}:
         check_more_than_text(model, drafter)
     mask = kwargs.get("attention_mask")
     several = len(input_ids) > 1 or (mask is not None and not mask.all())

@@ -115,6 +115,16 @@ def test_mrope_targets_are_lossless():
     reads_images_alone(target, inputs)
 
 
+def test_a_drafter_with_one_position_a_token_serves_such_a_target_without_images():
+    """transformers hands an empty mapping of images to each call, which is no image."""
+    target, inputs = mrope_target()
+    drafter = hf_paradraft.DFlashDrafter.from_target(target.double(), 25, num_features=1)
+    drafter.speculation_config.never_slower = False
+    assert_lossless(target, drafter, IDS[:, :EOS], max_new_tokens=12, eos_token_id=None)
+    with pytest.raises(ValueError, match="images give"):
+        target.generate(**inputs, assistant_model=drafter, max_new_tokens=4)
+
+
 def test_a_look_at_a_target_leaves_no_traces():
     """The short text's positions took the place of the image's, and the next turn of a chat had
     another text.
