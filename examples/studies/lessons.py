@@ -17,7 +17,7 @@ from hf_paradraft import (
     SpeculationStats,
 )
 from hf_paradraft.drafters.blocks.training import Blocks
-from hf_paradraft.drafters.eagle3.model import Eagle3Config
+from hf_paradraft.drafters.eagle3.config import Eagle3Config
 from hf_paradraft.drafters.mtp.model import MtpStep
 from hf_paradraft.training.anchors import AnchorCollator
 from hf_paradraft.training.data import IGNORED

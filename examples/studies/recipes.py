@@ -26,7 +26,7 @@ from recipe import CHANGES, KINDS, Kind
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_paradraft import DSparkDrafter
-from hf_paradraft.drafters.eagle3.model import Eagle3Config
+from hf_paradraft.drafters.eagle3.config import Eagle3Config
 from hf_paradraft.hardware import fast_dtype
 from hf_paradraft.training.data import IGNORED, encode_rows
 from hf_paradraft.training.source import load_rows

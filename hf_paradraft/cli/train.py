@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from ..auto import AutoDrafter
 from ..drafters import KINDS
-from ..drafters.eagle3.model import Eagle3Config
+from ..drafters.eagle3.config import Eagle3Config
 from ..files import check_rows_there
 from ..integration.look import reads_exactly
 from ..protocol import Drafter

@@ -12,7 +12,7 @@ from ..drafters import kind_of
 from ..drafters.drafter import SavedDrafter
 from ..drafters.formats.folder import DrafterFolder, identify
 from ..drafters.formats.values import provenance_of
-from ..drafters.mtp.files import parameter_counts
+from ..drafters.mtp.config import parameter_counts
 from ..drafters.mtp.model import MtpDrafter
 from ..files import INDEX, WHOLE, names_folder, read_json
 from ..hub.push import push_drafter

@@ -11,7 +11,7 @@ from tiny import MASK, near_copy, tiny_model, with_noise_adapter, with_prompts
 from transformers import LlamaConfig
 
 import hf_paradraft
-from hf_paradraft.drafters.eagle3.model import Eagle3Config
+from hf_paradraft.drafters.eagle3.config import Eagle3Config
 
 VOCAB, ROWS = 32, 400
 TARGET = tiny_model(seed=0)

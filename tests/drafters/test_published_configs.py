@@ -13,7 +13,7 @@ from tiny import tiny_model
 import hf_paradraft
 from hf_paradraft.drafters.formats.fields import BLOCKS
 from hf_paradraft.drafters.formats.layout import DFLASH, Layout, key, outputs
-from hf_paradraft.drafters.mtp.files import MtpConfig
+from hf_paradraft.drafters.mtp.config import MtpConfig
 
 
 def without(name, *tensors, config=None):

@@ -26,8 +26,8 @@ from ..formats.folder import DrafterFolder
 from ..formats.layout import MTP
 from ..layers import decoder_stack, final_norm
 from ..reading.reader import Reader
+from .config import SAVED, MtpConfig, brought_layers, mtp_layers, unscaled
 from .drafting import MtpStep, StepDrafting
-from .files import SAVED, MtpConfig, brought_layers, mtp_layers, unscaled
 
 PROJECTED = ("enorm", "hnorm", "eh_proj")
 NOTHING = (
