@@ -168,7 +168,7 @@ MUTATIONS = [
         ["tests/drafters/test_published_loading.py"],
     ),
     (
-        "drafters/eagle3/model.py",
+        "drafters/eagle3/config.py",
         "key + 1 for key in drafter.features",
         "key for key in drafter.features",
         ["tests/drafters/test_published_loading.py"],
