@@ -139,6 +139,7 @@ def assisted(parent: PreTrainedModel, num_tokens: int | None, compiled: bool = F
         num_assistant_tokens=20 if num_tokens is None else num_tokens,
         num_assistant_tokens_schedule="constant",
         assistant_confidence_threshold=0.4 if num_tokens is None else 0.0,
+        stop_strings=None,  # they would need the tokenizer
     )
     arguments = {"assistant_model": assistant, **(_compiled() if compiled else {})}
     return Method(f"{name}-compiled" if compiled else name, arguments)

@@ -302,11 +302,14 @@ def test_equality_is_decided_in_fp32():
 def test_stop_strings_of_a_targets_own_end_no_benchmark():
     """They want the tokenizer, which `generate` was not given: no method answered."""
     target = tiny_model(dtype=torch.float32)
-    target.generation_config.stop_strings = ["w1"]
-    methods = [plain(), prompt_lookup(), pard_chain(near_copy(target), 4)]
+    parent = tiny_model(seed=3, dtype=torch.float32)
+    for model in (target, parent):
+        model.generation_config.stop_strings = ["w1"]
+    methods = [plain(), prompt_lookup(), assisted(parent, 3), pard_chain(near_copy(target), 4)]
     prompts = [Prompt("a", torch.tensor([[1, 2, 3]]))]
     results = bench(target, methods, prompts, Settings(8), progress=False)
-    assert [(entry.tokens, entry.same) for entry in results] == [(8, True)] * 3
+    assert [(entry.tokens, entry.same) for entry in results] == [(8, True)] * 4
+    assert parent.generation_config.stop_strings == ["w1"]
 
 
 def test_transformers_internal_warnings_are_not_shown(caplog):
