@@ -6,6 +6,7 @@ A kind describes its run in a dataclass of options, of which `paradraft train KI
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import operator
@@ -33,7 +34,7 @@ from .output import (
     written_alone,
 )
 from .source import load_rows
-from .target import check_context, check_ids, fingerprint, open_tokenizer, short_hash
+from .target import check_context, check_ids, fingerprint, open_tokenizer
 from .trainer import ResumableTrainer
 
 # how an option's number is compared with a bound, in words and in fact
@@ -346,11 +347,13 @@ def _settings(
 
     A run that resumes this one must have the same settings.
     """
-    data = "".join(json.dumps([row["input_ids"], row["labels"]]) for row in train_set)
+    data = hashlib.sha256()
+    for row in train_set:
+        data.update(json.dumps([row["input_ids"], row["labels"]]).encode())
     options = {item.name: getattr(run, item.name) for item in fields(run) if item.name not in FREE}
     settings = {
         "kind": run.kind,
-        "data": short_hash(data),
+        "data": data.hexdigest()[:16],
         # whatever number format this hardware is fast at
         "weights": fingerprint(model, torch.bfloat16),
         **options,

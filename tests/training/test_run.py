@@ -4,6 +4,7 @@ when it fails.
 
 import json
 import shutil
+import tracemalloc
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from typer.testing import CliRunner
 
 from hf_paradraft.cli import app
 from hf_paradraft.cli.train import TRAINED
+from hf_paradraft.drafters.pard.training import PardTraining
 from hf_paradraft.training import run as run_module
 from hf_paradraft.training.trainer import LengthGroups, ResumableTrainer
 
@@ -456,3 +458,15 @@ def test_a_run_that_goes_on_within_an_epoch_sets_it(folder, tmp_path, monkeypatc
     expected = LengthGroups(lengths, 8, arguments.seed)
     expected.set_epoch(1)
     assert [*trainer.train_sampler] == [*expected]
+
+
+def test_the_data_of_a_run_are_hashed_row_by_row(tmp_path):
+    """All rows in one text took 500 MB for 20,000 of them."""
+    row = {"input_ids": list(range(2000)), "labels": list(range(2000))}
+    run = PardTraining(train_file="rows", output_dir=tmp_path, model="model")
+    model, arguments = tiny_model(), TrainingArguments(str(tmp_path), use_cpu=True)
+    tracemalloc.start()
+    run_module._settings(run, model, [row] * 200, arguments)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2e6  # their text has 4 MB
