@@ -200,6 +200,10 @@ class CodConfig:
     ratio: float = 0.7
     min_ratio: float = 0.2
 
+    def __post_init__(self):
+        # raises for numbers out of range
+        cod_keep_mask(1, self.num_depths, self.ratio, self.min_ratio)
+
 
 class RowCollator(ChoosingCollator):
     """A collator of encoded samples to one padded batch of rows.
@@ -247,11 +251,13 @@ class RowCollator(ChoosingCollator):
         }
         if not self.dense_masks:
             return batch
-        seen = may_attend(
-            depths[..., None], positions[..., None], depths[:, None], positions[:, None]
-        )
-        itself = torch.eye(depths.shape[1], dtype=torch.bool)  # padding too: no empty softmax
-        return {**batch, "attention_mask": (seen | itself)[:, None]}
+        # padding rows see themselves: no empty softmax
+        mask = torch.eye(depths.shape[1], dtype=torch.bool).repeat(len(rows), 1, 1)
+        for index, sample in enumerate(rows):
+            depth, position = sample["depths"], sample["position_ids"]
+            seen = may_attend(depth[:, None], position[:, None], depth, position)
+            mask[index, : len(depth), : len(depth)] = seen
+        return {**batch, "attention_mask": mask[:, None]}
 
     def keep(self, seq_len: int, generator: torch.Generator) -> BoolTensor:
         """Choose which rows of a sample to train on, bool `(K, seq_len)`."""
