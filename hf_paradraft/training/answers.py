@@ -340,17 +340,18 @@ class Server:
                     else:
                         takes_prompts = True
                         yield asked[future], row
+                    while takes_prompts and refused:
+                        index = refused.pop()
+                        yield index, answered(rows[index], {"content": ""}, False)
             finally:
                 pool.shutdown(cancel_futures=True)
         if failure is not None:
             raise failure
-        if refused and not takes_prompts:
+        if refused:
             raise OSError(
                 f"{self.base_url} refuses every prompt, as the warnings say: look at --target "
                 "and the options."
             )
-        for index in refused:
-            yield index, answered(rows[index], {"content": ""}, False)
 
     def _ask(self, index: int, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """Ask for one answer, and make its row; None if the server refuses the prompt."""

@@ -346,3 +346,15 @@ def test_a_server_that_takes_no_prompt_any_more_is_said(count, server, tmp_path)
         with pytest.raises(OSError, match="refuses every prompt"):
             regenerate(Server(server.url, "big", 7, 1), prompts, output)
     assert [row["messages"][-1]["content"] for row in rows_in(output)] == ["FINE"] * 32
+
+
+def test_a_failure_keeps_refusals(server, tmp_path):
+    """They were kept until all was answered, and asked again after a failure."""
+    prompts, output = written(tmp_path, "refuse", "one", "refuse", "fail"), tmp_path / "out.jsonl"
+    with pytest.raises(OSError, match="did not answer prompt 4"):
+        regenerate(Server(server.url, "big", 7, 1), prompts, output)
+    assert sorted((row["index"], row["finished"]) for row in rows_in(output)) == [
+        (0, False),
+        (1, True),
+        (2, False),
+    ]
