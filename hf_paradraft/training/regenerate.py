@@ -111,6 +111,8 @@ def regenerate(
         bar = tqdm(total=len(fits), initial=before, desc="regenerate", unit="rows")
         for begin in range(0, len(fits), window):
             rows = dict(enumerate(fits[begin : begin + window], begin))
+            if rows.keys() <= done:
+                continue
             for number, row in writer.answers(rows, done):
                 journal.add({NUMBER: number, **row})
                 done.add(number)

@@ -10,6 +10,8 @@ from trained import regenerate
 from transformers import AutoTokenizer
 
 from hf_paradraft.demo import FAMILY
+from hf_paradraft.training import regenerate as regenerate_module
+from hf_paradraft.training.answers import Target
 from hf_paradraft.training.data import encode_rows
 from hf_paradraft.training.journal import Journal
 from hf_paradraft.training.source import load_rows, prompts_of
@@ -78,6 +80,23 @@ def test_finished_answers_are_not_generated_again(temperature, prompts, tmp_path
     assert regenerate(target, make_tokenizer(), prompts, output, **options) == 3
     assert len(count) == 2
     assert output.read_text() == (tmp_path / "whole.jsonl").read_text()
+
+
+def test_windows_that_are_finished_are_not_read_again(prompts, tmp_path, monkeypatch):
+    """Each was tokenised once more to find the longest of no prompts."""
+    monkeypatch.setattr(regenerate_module, "WINDOW", 1)
+    output, plain, windows = tmp_path / "answers.jsonl", Target.answers, []
+    target, _ = dying_after(3)
+    with pytest.raises(Killed):
+        regenerate(target, make_tokenizer(), prompts, output, **OPTIONS)
+
+    def answers(self, rows, done):
+        windows.append(list(rows))
+        return plain(self, rows, done)
+
+    monkeypatch.setattr(Target, "answers", answers)
+    regenerate(tiny_model(), make_tokenizer(), prompts, output, **OPTIONS)
+    assert windows == [[6, 7]]
 
 
 def test_a_link_to_the_answers_stays_one(prompts, tmp_path):
