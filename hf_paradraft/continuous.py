@@ -208,11 +208,15 @@ def continuous_batching(
                 batch, joining = together(batch, joining), None
             elif batch is not None:
                 step(batch)
+            going_on = []
             for number, sequence in open_:
-                if sequence.finished:
-                    answer = sequence.ids[0, sequence.call.begin : sequence.length]
-                    yield number, answer.tolist()
-            open_ = [(number, sequence) for number, sequence in open_ if not sequence.finished]
+                call = sequence.call
+                # criteria judge a call's sequences together, and may cut one that has ended
+                if sequence.finished and (not call.criteria or call.judged >= sequence.length):
+                    yield number, sequence.ids[0, call.begin : sequence.length].tolist()
+                else:
+                    going_on.append((number, sequence))
+            open_ = going_on
     finally:
         for left in (batch, joining):  # also after an exception
             if left is not None:

@@ -10,6 +10,7 @@ from transformers import (
     Lfm2Config,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    StoppingCriteria,
 )
 
 from hf_paradraft.continuous import can_join, continuous_batching
@@ -76,6 +77,23 @@ def test_padding_is_what_processors_see_in_a_batch_of_generate():
     expected = target.generate(ids, attention_mask=mask, **options)[:, 4:].tolist()
     made = dict(continuous_batching(target, prompts, 16, 2, pad_token_id=31, eos_token_id=None))
     assert [made[0], made[1]] == expected
+
+
+class LastToken(StoppingCriteria):
+    """A caller's own, which is asked about all sequences of a call at once."""
+
+    def __call__(self, input_ids, scores, **kwargs):
+        return input_ids[:, -1] % 7 == 3
+
+
+def test_criteria_judge_a_text_before_it_is_handed_over():
+    """A text that was as long as allowed was handed over while others of its call lagged."""
+    target, prompts = tiny_model(dtype=torch.float64), prompts_of(11)
+    options = {"eos_token_id": 31, "stopping_criteria": [LastToken()]}
+    expected = alone(target, prompts, 8, **options)
+    drafter = near_copy(target)
+    made = dict(continuous_batching(target, prompts, 8, 8, drafter=drafter, **options))
+    assert [made[number] for number in range(len(prompts))] == expected
 
 
 def test_a_static_cache_is_not_joined():
