@@ -131,8 +131,9 @@ def may_attend(
     All four are integer tensors that broadcast. Padding, of depth -1, attends to nothing, and
     nothing to it.
     """
-    start = position - depth  # the last real token that the row knows
-    real = (depth >= 0) & (other_depth == 0) & (other_position <= start)
+    # the last real token that the row knows
+    start = (position - depth).where(depth >= 0, -1)
+    real = (other_depth == 0) & (other_position <= start)
     chain = (other_depth > 0) & (other_depth <= depth) & (other_position - other_depth == start)
     return real | chain
 
