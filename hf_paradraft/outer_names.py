@@ -123,6 +123,11 @@ def is_recurrent_model(model: PreTrainedModel) -> bool:
     return attribute(model, "_is_stateful", "leaves transformers' assisted generation out by")
 
 
+def keeps_logits(model: PreTrainedModel) -> bool:
+    """Tell whether a model's forward takes `logits_to_keep`."""
+    return attribute(model, "_supports_logits_to_keep", "reads a few rows of logits by")()
+
+
 def has_ordinary_cache(model: PreTrainedModel) -> bool:
     """Tell whether a model reads from a `DynamicCache`, and not from a cache of its own kind."""
     return attribute(

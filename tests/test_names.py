@@ -101,9 +101,9 @@ def test_a_name_that_is_gone():
 
 def test_an_attribute_that_is_gone():
     with pytest.raises(
-        names.ChangedTransformers, match=r"no object\._supports_default_dynamic_cache, which"
+        names.ChangedTransformers, match=r"no object\._supports_logits_to_keep, which"
     ):
-        outer_names.has_ordinary_cache(object())
+        outer_names.keeps_logits(object())
 
 
 def test_the_cache_has_one_name_in_calls_forwards_and_outputs():

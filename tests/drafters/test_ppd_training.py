@@ -146,6 +146,27 @@ def test_the_head_is_run_on_what_is_used_however_many_texts_there_are(name):
         torch.testing.assert_close(tensor, torch.cat(parts), rtol=1e-5, atol=1e-5)
 
 
+def test_models_without_logits_to_keep_have_the_same_guesses():
+    """A subclass of one's own may take nothing but the inputs that it names."""
+    base = get_peft_model(
+        tiny_model(dtype=torch.float32), PpdConfig(num_prompt_tokens=2)
+    ).get_base_model()
+    ids, points = torch.randint(0, 30, (2, 20)), torch.tensor([[3, 9, 12], [7, -1, -1]])
+    wanted = forward_with_prompts(base, base, ids, points)
+
+    class Own(type(base)):
+        def forward(self, inputs_embeds, attention_mask, position_ids, use_cache):
+            return super().forward(
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                use_cache=use_cache,
+            )
+
+    base.__class__ = Own
+    torch.testing.assert_close(forward_with_prompts(base, base, ids, points), wanted)
+
+
 def test_only_answers_are_guessed():
     batch = PromptCollator(2, 50)(
         [{"input_ids": list(range(1, 11)), "labels": [-100] * 4 + list(range(5, 11))}]

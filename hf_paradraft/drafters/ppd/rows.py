@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from ...decoding.tree_attention import additive, attention_windows
+from ...outer_names import keeps_logits
 from ...training.rows import IGNORED, ChoosingCollator
 from .adapter import check_takes_masks, prompt_embedding
 from .drafting import MAX_RANKS
@@ -158,13 +159,16 @@ def forward_with_prompts(
         kind: additive(sees if window is None else sees & (apart < window), texts.dtype)[:, None]
         for kind, window in attention_windows(base).items()
     }
+    heads = max_asked + prompts.shape[1]
+    few = {"logits_to_keep": heads} if keeps_logits(base) else {}
     logits = forward(
         inputs_embeds=torch.cat([texts, prompts.to(texts.dtype)], dim=1),
         attention_mask=masks.popitem()[1] if len(masks) == 1 else masks,
         position_ids=positions,
         use_cache=False,
-        logits_to_keep=max_asked + prompts.shape[1],
+        **few,
     ).logits
+    logits = logits[:, -heads:]
     said = logits[row, new_column - (length - max_asked)].detach().float()
     guesses = logits[:, max_asked:].unflatten(1, (points.shape[1], m, e))[there].float().mean(2)
     following = ids[row, column + 1]
