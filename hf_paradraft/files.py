@@ -329,19 +329,6 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def drop_older_weights(folder: Path) -> None:
-    """Remove the older weights from a folder that has some in one piece and some in several."""
-    whole, index = folder / WHOLE, folder / INDEX
-    if not (whole.exists() and index.exists()):
-        return
-    if index.stat().st_mtime_ns > whole.stat().st_mtime_ns:
-        whole.unlink()
-        return
-    index.unlink()
-    for piece in folder.glob("model-?????-of-?????.safetensors"):
-        piece.unlink()
-
-
 def refuse_missing(info: dict[str, Any], name: str, folder: str | Path) -> None:
     """Refuse a model some of whose weights were not there: they would be random numbers.
 

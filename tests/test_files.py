@@ -96,6 +96,33 @@ def test_the_newest_weights_stay_in_one_piece_or_in_several(tmp_path):
     assert [file.name for file in tmp_path.glob("*.safetensors*")] == [files.WHOLE]
 
 
+@pytest.mark.parametrize("before", ["2KB", None])
+@pytest.mark.parametrize("size", ["2KB", None])
+def test_the_weights_just_written_stay_whatever_the_clock_says(tmp_path, before, size):
+    """Files from a machine whose clock is ahead seem newer than those of this save."""
+    for seed, limit in enumerate((before, size)):
+        drafter = near_copy(tiny_model(seed=seed))
+        drafter.save_pretrained(tmp_path, **({"max_shard_size": limit} if limit else {}))
+        if seed == 0:
+            for file in tmp_path.glob("*.safetensors*"):
+                os.utime(file, (2**32, 2**32))
+    loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in drafter.state_dict().items())
+    assert (tmp_path / files.INDEX).exists() == (size is not None)
+    assert (tmp_path / files.WHOLE).exists() == (size is None)
+
+
+def test_pieces_that_no_index_names_stay(tmp_path):
+    near_copy(tiny_model()).save_pretrained(tmp_path, max_shard_size="2KB")
+    others = {"model-00001-of-00099.safetensors", "model-final-of-mine1.safetensors"}
+    for name in others:
+        (tmp_path / name).write_bytes(b"somebody else's")
+    hf_paradraft.DFlashDrafter.from_target(tiny_model(), 31, num_features=1).save_pretrained(
+        tmp_path
+    )
+    assert {file.name for file in tmp_path.glob("*.safetensors*")} == {files.WHOLE, *others}
+
+
 def test_rows_come_through_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     writer = Thread(target=lambda: (tmp_path / "pipe").write_text('{"text": "a"}\n'), daemon=True)

@@ -21,7 +21,6 @@ from transformers import (
 
 from ..files import (
     check_whole,
-    drop_older_weights,
     names_folder,
     share_weights,
     tensor_names,
@@ -30,7 +29,7 @@ from ..files import (
 from ..hub.card import CardFields
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
-from .formats.files import check_tokenizer, save_tensors
+from .formats.files import check_tokenizer, drop_older_weights, index_stamp, save_tensors
 from .formats.folder import ADAPTER, DrafterFolder, find_folder
 from .formats.keys import without
 from .formats.values import check_dtype, provenance_of
@@ -226,9 +225,10 @@ class SavedDrafter(Drafter):
                 f"{self.title}: give another."
             )
         folder.mkdir(parents=True, exist_ok=True)
+        stamp = index_stamp(folder)
         self.write(folder, **kwargs)
         if not self.is_adapter:  # it may lie next to its base, whose weights are not ours
-            drop_older_weights(folder)
+            drop_older_weights(folder, stamp)
         share_weights(folder)
 
     @classmethod

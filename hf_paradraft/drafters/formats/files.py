@@ -12,7 +12,15 @@ from safetensors.torch import load_file, save_file
 from torch import LongTensor, Tensor, nn
 from transformers import AutoModelForCausalLM, GenerationConfig
 
-from ...files import refuse_missing, tensor_files, tensor_names, write_json
+from ...files import (
+    INDEX,
+    WHOLE,
+    read_json,
+    refuse_missing,
+    tensor_files,
+    tensor_names,
+    write_json,
+)
 from .values import check_dtype, read_config
 
 LEFT_OUT = ("t2d", "d2t", "verifier_norm.weight", "verifier_lm_head.weight")
@@ -79,6 +87,34 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, **metadata: str) -> 
     """Write tensors as safetensors, wherever they are and however they lie in memory."""
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     save_file(plain, file, metadata=metadata or None)
+
+
+def index_stamp(folder: Path) -> tuple[int, int] | None:
+    """Look up the time and size of a folder's index of weights; None: it has no index."""
+    if not (index := folder / INDEX).exists():
+        return None
+    stat = index.stat()
+    return stat.st_mtime_ns, stat.st_size
+
+
+def drop_older_weights(folder: Path, stamp: tuple[int, int] | None) -> None:
+    """Remove the older weights from a folder that has some in one piece and some in several.
+
+    Args:
+        folder: the folder after a save.
+        stamp: its `index_stamp` before; a save in several pieces writes another index.
+    """
+    whole, index = folder / WHOLE, folder / INDEX
+    if not (whole.exists() and index.exists()):
+        return
+    if index_stamp(folder) != stamp:
+        whole.unlink()
+        return
+    named = read_json(index).get("weight_map")
+    index.unlink()
+    for piece in named.values() if isinstance(named, dict) else ():
+        if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", str(piece)):
+            (folder / piece).unlink(missing_ok=True)
 
 
 def check_width(
