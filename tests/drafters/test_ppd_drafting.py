@@ -13,6 +13,7 @@ import hf_paradraft
 from hf_paradraft.drafters.ppd import PpdConfig
 from hf_paradraft.drafters.ppd.model import PpdDrafter
 from hf_paradraft.integration.look import check_reads
+from hf_paradraft.notes import notes_on
 
 NAMES = ["llama", "qwen3", "gpt2", "mistral-sliding"]
 TARGETS = {name: tiny_model(name) for name in NAMES}
@@ -74,6 +75,21 @@ def test_peft_models_draft_by_themselves(tmp_path, prompt):
         assert "speculation" not in output
     loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
     assert_lossless(base, loaded, prompt, max_new_tokens=20)
+
+
+def test_adapters_swapped_under_one_name_leave_one_drafter():
+    model, made = with_prompts(tiny_model(), 2), []
+    for seed in range(5):
+        model.delete_adapter("default")
+        torch.manual_seed(seed)
+        model.add_adapter("default", PpdConfig(num_prompt_tokens=2))
+        model.set_adapter("default")
+        base = model.get_base_model()
+        made.append(PpdDrafter.adopt(base, model))
+        assert PpdDrafter.adopt(base, model) is made[-1]
+        assert torch.equal(made[-1].prompts, base.get_input_embeddings().prompts())
+    assert len({*map(id, made)}) == 5
+    assert len(notes_on(model)) == 1
 
 
 def test_one_forward_per_round(prompt):

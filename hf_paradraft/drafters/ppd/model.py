@@ -160,11 +160,12 @@ class PpdDrafter(SavedDrafter):
         # One drafter in all calls of a model: its measurements stay, and its `last_stats` are found
         # again.
         drafters, base = notes_on(assistant), assistant.get_base_model()
-        key = base is target, prompt_embedding(base).prompts()
-        if key not in drafters:
+        embedding = prompt_embedding(base)
+        key, prompts = (base is target, embedding.active_name), embedding.prompts()
+        if key not in drafters or drafters[key][0] is not prompts:
             make = cls.from_model if base is target else PromptedDrafter
-            drafters[key] = make(assistant)
-        return drafters[key]
+            drafters[key] = prompts, make(assistant)
+        return drafters[key][1]
 
     def attach(self, target: PreTrainedModel) -> None:
         """Refuse a model that the prompts were not trained on, or that they cannot ride along in.
