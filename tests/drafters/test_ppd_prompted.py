@@ -57,6 +57,32 @@ def test_prompted_models_that_cannot_draft():
         hf_paradraft.PromptedDrafter(get_peft_model(tiny_model(), PpdConfig(num_ensembles=2)))
 
 
+def turn_off(model):
+    model.base_model.disable_adapter_layers()
+
+
+def deactivate(model):
+    model.get_base_model().get_input_embeddings().set_adapter([])
+
+
+@pytest.mark.parametrize("change", [turn_off, deactivate])
+@pytest.mark.parametrize(
+    "make",
+    [
+        hf_paradraft.PromptedDrafter,
+        hf_paradraft.PpdDrafter.from_model,
+        lambda model: TARGETS["llama"].generate(torch.ones(1, 4).long(), assistant_model=model),
+        lambda model: model.get_base_model().generate(
+            torch.ones(1, 4).long(), assistant_model=model
+        ),
+    ],
+)
+def test_an_adapter_that_is_not_active_makes_no_drafter(change, make):
+    change(model := get_peft_model(tiny_model(), PpdConfig()))
+    with pytest.raises(ValueError, match="adapter is disabled: enable it first"):
+        make(model)
+
+
 @pytest.mark.parametrize("num_draft_tokens", [2, 6])
 def test_an_adapter_changed_under_its_drafter_is_refused(prompt, num_draft_tokens):
     model = get_peft_model(tiny_model(), PpdConfig(num_prompt_tokens=3))

@@ -136,7 +136,12 @@ class PromptEmbedding(nn.Module, BaseTunerLayer):
         """Look up the active adapter's config.
 
         PEFT's own table forgets it once another kind of adapter takes its name.
+
+        Raises:
+            ValueError: no PPD adapter is active.
         """
+        if self.prompts() is None:
+            raise ValueError("The model's PPD adapter is disabled: enable it first.")
         return self.configs[self.active_name]
 
     def forward(self, input_ids: LongTensor) -> Tensor:

@@ -105,11 +105,10 @@ class PpdDrafter(SavedDrafter):
         """
         base = model.get_base_model() if isinstance(model, PeftModel) else model
         embedding = prompt_embedding(base)
-        prompts = embedding.prompts()
-        if prompts is None:
-            raise ValueError("The model's PPD adapter is disabled: enable it first.")
+        config = embedding.config()
+        prompts: Any = embedding.prompts()
         path = next(path for path, module in base.named_modules() if module is embedding)
-        return cls(prompts.detach(), embedding.config(), f"base_model.model.{path}.ppd_prompts")
+        return cls(prompts.detach(), config, f"base_model.model.{path}.ppd_prompts")
 
     def eval(self) -> PpdDrafter:
         """Return itself, for prompts have no training mode."""

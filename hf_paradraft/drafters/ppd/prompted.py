@@ -28,7 +28,7 @@ class PromptedDrafter(Drafter):
         last_stats: the statistics of the last `generate` call that it assisted, or None.
 
     Raises:
-        ValueError: no PPD adapter, or several embeddings per prompt token.
+        ValueError: no active PPD adapter, or several embeddings per prompt token.
     """
 
     kind = "ppd-drafter"
