@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 import hf_paradraft
 from hf_paradraft.cli import app
+from hf_paradraft.drafters.mtp.config import MtpConfig
 from hf_paradraft.drafters.mtp.model import MtpLayer
 from hf_paradraft.integration.publish import describe
 
@@ -177,3 +178,15 @@ def test_a_new_layer_is_of_the_targets_own_class():
     assert type(drafter.layers[0].stack.layers[0]) is type(target.model.layers[-1])
     assert isinstance(drafter.layers[0], MtpLayer)
     assert_lossless(target, drafter, IDS, max_new_tokens=12, pad_token_id=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "message"),
+    [
+        ({"num_layers": 2}, TypeError, "MtpConfig has no field num_layers"),
+        ({"layout": "foo"}, ValueError, "layout is 'foo'; one of speculators, MiMo"),
+    ],
+)
+def test_fields_and_layouts_that_mean_nothing_are_refused(fields, error, message):
+    with pytest.raises(error, match=message):
+        MtpConfig(target=tiny_model().config, **fields)

@@ -20,8 +20,19 @@ EAGLE3, PEAGLE, MTP = "EAGLE-3 drafter", "P-EAGLE drafter", "MTP drafter"
 PARD2 = "PARD-2 drafter"
 
 
-class DrafterConfig(PreTrainedConfig):
-    """The fields of a drafter's config, which layouts fill in, and no others.
+class OwnFields(PreTrainedConfig):
+    """A config of its own fields, and no others."""
+
+    has_no_defaults_at_init = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if kwargs:
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(kwargs))}.")
+        super().__post_init__()
+
+
+class DrafterConfig(OwnFields):
+    """The fields of a drafter's config, which layouts fill in.
 
     These are the fields that the families have in common.
 
@@ -40,8 +51,6 @@ class DrafterConfig(PreTrainedConfig):
         notes: assumptions made in reading, as (name, value) pairs for people.
     """
 
-    has_no_defaults_at_init = True
-
     layers: PreTrainedConfig
     target_hidden_size: int
     vocab_size: int
@@ -53,11 +62,6 @@ class DrafterConfig(PreTrainedConfig):
     raw_target: bool = False
     layout: str = "speculators"
     notes: list[tuple[str, str]] = field(default_factory=list)
-
-    def __post_init__(self, **kwargs: Any) -> None:
-        if kwargs:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(kwargs))}.")
-        super().__post_init__()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ...files import INDEX, WHOLE, local_folder, names_of, read_json, tensor_fil
 from ...outer_names import experts_of
 from ..formats.fields import VERSION, layer_config, layer_values
 from ..formats.keys import check_described
-from ..formats.layout import proposed_tokens
+from ..formats.layout import OwnFields, proposed_tokens
 from ..formats.values import transformers_config
 from ..layers import describe_layers
 
@@ -72,7 +72,7 @@ NAMINGS = {  # by publisher
 }
 
 
-class MtpConfig(PreTrainedConfig):
+class MtpConfig(OwnFields):
     """MTP layers of their target's own class.
 
     One layer guesses at every step; of several, each at its own.
@@ -83,11 +83,14 @@ class MtpConfig(PreTrainedConfig):
         layout: the publisher whose names the tensors had, of `NAMINGS`.
     """
 
-    has_no_defaults_at_init = True
-
     target: PreTrainedConfig
     num_draft_tokens: int | None = None
     layout: str = "speculators"
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        if self.layout not in NAMINGS:
+            raise ValueError(f"layout is {self.layout!r}; one of {', '.join(NAMINGS)} is wanted.")
+        super().__post_init__(**kwargs)
 
     @property
     def vocab_size(self) -> int:
