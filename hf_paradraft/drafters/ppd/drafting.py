@@ -195,8 +195,8 @@ def build_trees(
     Args:
         accuracy: `a[d][r]`, the chance that the guess of rank `r` at distance `d` is right if all
             before it were; falls with `r`.
-        budget: rows of a round next to the root, candidates and prompts (each E rows) together; at
-            least m·E.
+        budget: rows of a round next to the root, candidates and prompts (each E rows) together;
+            more than m·E.
         num_ensembles: E.
     """
     scores = [[log(max(chance, 1e-9)) for chance in row] for row in accuracy]
