@@ -99,7 +99,7 @@ def test_the_newest_weights_stay_in_one_piece_or_in_several(tmp_path):
 @pytest.mark.parametrize("before", ["2KB", None])
 @pytest.mark.parametrize("size", ["2KB", None])
 def test_the_weights_just_written_stay_whatever_the_clock_says(tmp_path, before, size):
-    """Files from a machine whose clock is ahead seem newer than those of this save."""
+    """Files from a machine whose clock is ahead seem newer; others have stamps of whole seconds."""
     for seed, limit in enumerate((before, size)):
         drafter = near_copy(tiny_model(seed=seed))
         drafter.save_pretrained(tmp_path, **({"max_shard_size": limit} if limit else {}))
@@ -110,6 +110,19 @@ def test_the_weights_just_written_stay_whatever_the_clock_says(tmp_path, before,
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in drafter.state_dict().items())
     assert (tmp_path / files.INDEX).exists() == (size is not None)
     assert (tmp_path / files.WHOLE).exists() == (size is None)
+
+
+@pytest.mark.parametrize("kind", ["pard", "dflash"])
+def test_a_damaged_index_is_saved_over(tmp_path, kind):
+    drafter = near_copy(tiny_model())
+    drafter.save_pretrained(tmp_path, max_shard_size="2KB")
+    (tmp_path / files.INDEX).write_text('{"weight_map": ')
+    if kind == "dflash":
+        drafter = hf_paradraft.DFlashDrafter.from_target(tiny_model(), 31, num_features=1)
+    drafter.save_pretrained(tmp_path)
+    assert not (tmp_path / files.INDEX).exists()
+    loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path)
+    assert loaded.state_dict().keys() == drafter.state_dict().keys()
 
 
 def test_pieces_that_no_index_names_stay(tmp_path):

@@ -29,7 +29,7 @@ from ..files import (
 from ..hub.card import CardFields
 from ..hub.push import push_drafter
 from ..protocol import Drafter, SpeculationConfig
-from .formats.files import check_tokenizer, drop_older_weights, index_stamp, save_tensors
+from .formats.files import check_tokenizer, drop_older_weights, drop_pieces, save_tensors
 from .formats.folder import ADAPTER, DrafterFolder, find_folder
 from .formats.keys import without
 from .formats.values import check_dtype, provenance_of
@@ -200,6 +200,7 @@ class SavedDrafter(Drafter):
         new = folder / ".model.safetensors.new"
         save_tensors(tensors, new, format="pt")
         new.replace(folder / "model.safetensors")
+        drop_pieces(folder)
         write_json(folder / "config.json", config)
 
     def save_pretrained(self, save_directory: str | Path, **kwargs: Any) -> None:
@@ -225,10 +226,9 @@ class SavedDrafter(Drafter):
                 f"{self.title}: give another."
             )
         folder.mkdir(parents=True, exist_ok=True)
-        stamp = index_stamp(folder)
         self.write(folder, **kwargs)
         if not self.is_adapter:  # it may lie next to its base, whose weights are not ours
-            drop_older_weights(folder, stamp)
+            drop_older_weights(folder)
         share_weights(folder)
 
     @classmethod

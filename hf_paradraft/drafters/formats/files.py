@@ -89,32 +89,32 @@ def save_tensors(tensors: Mapping[str, Tensor], file: Path, **metadata: str) -> 
     save_file(plain, file, metadata=metadata or None)
 
 
-def index_stamp(folder: Path) -> tuple[int, int] | None:
-    """Look up the time and size of a folder's index of weights; None: it has no index."""
-    if not (index := folder / INDEX).exists():
-        return None
-    stat = index.stat()
-    return stat.st_mtime_ns, stat.st_size
+def pieces_in(index: Path) -> set[str]:
+    """Read the names of a model's pieces from its index; a damaged one names none."""
+    try:
+        named = read_json(index).get("weight_map")
+    except OSError:
+        return set()
+    names = map(str, named.values() if isinstance(named, dict) else ())
+    return {name for name in names if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", name)}
 
 
-def drop_older_weights(folder: Path, stamp: tuple[int, int] | None) -> None:
+def drop_pieces(folder: Path) -> None:
+    """Remove an earlier save's index of weights, and the pieces that it names."""
+    if (index := folder / INDEX).exists():
+        for name in pieces_in(index):
+            (folder / name).unlink(missing_ok=True)
+        index.unlink()
+
+
+def drop_older_weights(folder: Path) -> None:
     """Remove the older weights from a folder that has some in one piece and some in several.
 
-    Args:
-        folder: the folder after a save.
-        stamp: its `index_stamp` before; a save in several pieces writes another index.
+    Each save in one piece removes the pieces of a save before, so these are newer if there are any.
     """
-    whole, index = folder / WHOLE, folder / INDEX
-    if not (whole.exists() and index.exists()):
-        return
-    if index_stamp(folder) != stamp:
-        whole.unlink()
-        return
-    named = read_json(index).get("weight_map")
-    index.unlink()
-    for piece in named.values() if isinstance(named, dict) else ():
-        if re.fullmatch(r"model-\d{5}-of-\d{5}\.safetensors", str(piece)):
-            (folder / piece).unlink(missing_ok=True)
+    if (whole := folder / WHOLE).exists() and (index := folder / INDEX).exists():
+        newer = any((folder / name).exists() for name in pieces_in(index))
+        (whole if newer else index).unlink()
 
 
 def check_width(
