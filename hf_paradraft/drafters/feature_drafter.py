@@ -197,7 +197,7 @@ class FeatureDrafter(SavedDrafter, PreTrainedModel):
 
     @classmethod
     def recognises(cls, folder: DrafterFolder) -> bool:
-        """Implement `SavedDrafter.recognises`, or by config and tensors, as `identify` has it."""
+        """Tell whether a folder holds this kind, by its config and tensors or its `model_type`."""
         known = folder.identified in (cls.title, *cls.also_known_as)
         return known or super().recognises(folder)
 

@@ -1,5 +1,5 @@
 """A drafter's folder: its configs and the names of its tensors, each read once, and the kind of a
-published drafter that they say; never by its `model_type`.
+published drafter that they say.
 """
 
 from collections.abc import Collection, Mapping

@@ -21,14 +21,14 @@ PARD2 = "PARD-2 drafter"
 
 
 class OwnFields(PreTrainedConfig):
-    """A config of its own fields, and no others."""
+    """A config of its own fields and those that transformers writes with each, and no others."""
 
     has_no_defaults_at_init = True
 
     def __post_init__(self, **kwargs: Any) -> None:
-        if kwargs:
-            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(kwargs))}.")
-        super().__post_init__()
+        if unknown := kwargs.keys() - PreTrainedConfig().to_dict().keys():
+            raise TypeError(f"{type(self).__name__} has no field {', '.join(sorted(unknown))}.")
+        super().__post_init__(**kwargs)
 
 
 class DrafterConfig(OwnFields):
