@@ -99,13 +99,27 @@ def test_the_newest_weights_stay_in_one_piece_or_in_several(tmp_path):
 @pytest.mark.parametrize("before", ["2KB", None])
 @pytest.mark.parametrize("size", ["2KB", None])
 def test_the_weights_just_written_stay_whatever_the_clock_says(tmp_path, before, size):
-    """Files from a machine whose clock is ahead seem newer; others have stamps of whole seconds."""
+    """Files from a machine whose clock is ahead seem newer than those of this save."""
     for seed, limit in enumerate((before, size)):
         drafter = near_copy(tiny_model(seed=seed))
         drafter.save_pretrained(tmp_path, **({"max_shard_size": limit} if limit else {}))
         if seed == 0:
             for file in tmp_path.glob("*.safetensors*"):
                 os.utime(file, (2**32, 2**32))
+    loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(tensor, loaded[name]) for name, tensor in drafter.state_dict().items())
+    assert (tmp_path / files.INDEX).exists() == (size is not None)
+    assert (tmp_path / files.WHOLE).exists() == (size is None)
+
+
+@pytest.mark.parametrize("size", ["2KB", None])
+def test_weights_that_lay_in_both_forms_are_replaced(tmp_path, size):
+    """An earlier save can have been broken off between the two."""
+    near_copy(tiny_model()).save_pretrained(tmp_path, max_shard_size="2KB")
+    near_copy(tiny_model()).save_pretrained(tmp_path / "whole")
+    (tmp_path / "whole" / files.WHOLE).rename(tmp_path / files.WHOLE)
+    drafter = near_copy(tiny_model(seed=1))
+    drafter.save_pretrained(tmp_path, **({"max_shard_size": size} if size else {}))
     loaded = hf_paradraft.AutoDrafter.from_pretrained(tmp_path).state_dict()
     assert all(torch.equal(tensor, loaded[name]) for name, tensor in drafter.state_dict().items())
     assert (tmp_path / files.INDEX).exists() == (size is not None)
